@@ -78,10 +78,6 @@ def main() -> int:
     return 0
 
 
-if __name__ == "__main__":
-    sys.exit(main())
-
-
 GAIN = 0.03
 """What tiles must take less than those that are taken unasked, of the time of these."""
 
@@ -143,3 +139,7 @@ def is_faster(times: Sequence[float], others: Sequence[float]) -> bool:
     _, middle, upper = statistics.quantiles(times, n=4)
     lower, other, _ = statistics.quantiles(others, n=4)
     return middle <= (1 - GAIN) * other and upper < lower
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -129,7 +129,7 @@ def _take_element(writer: GraphWriter, total: Node) -> bool:
 
 
 def _read_gradient(node: Any) -> Node | None:
-    """Of a gradient of ``nll_loss`` as `decompositions/losses/class_gradients.py` has it what the class of the target
+    """Of a gradient of ``nll_loss`` as `decompositions/class_gradients.py` has it what the class of the target
     has."""
     # Overloads may be copies.
     origin = node.meta.get("original_aten") if _is(node, aten.where.self) else None

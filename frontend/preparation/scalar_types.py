@@ -40,8 +40,11 @@ def _match(graph: Graph, node: Node) -> bool:
     if packet in _COMPARISONS:
         kind = _compared_in(node)
         return kind is not None and (_widen(graph, node, kind) | (kind.is_floating_point and _as_floats(node)))
-    if packet is aten.add and result is torch.bool and all(isinstance(a, Node) for a in node.args):
-        node.target, node.kwargs = aten.bitwise_or.Tensor, {}
+    if packet is aten.add and result is torch.bool:
+        # Of a factor of zero the first is left.
+        other: Any = node.args[1] if node.kwargs.get("alpha", True) else False
+        other = other if isinstance(other, Node) else _full(graph, node, bool(other))
+        node.target, node.args, node.kwargs = aten.bitwise_or.Tensor, (node.args[0], other), {}
         return True
     if packet not in _ARITHMETIC or not result.is_floating_point:
         return False

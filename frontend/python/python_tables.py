@@ -40,8 +40,12 @@ class Table(Protocol):
 class Lookup:
     """A table whose values a function gives, for a name and what stands for none."""
 
-    def __init__(self, get: Callable[[str, Any], Any], *sources: Any) -> None:
-        self.get, self.sources = get, sources
+    def __init__(self, get: Callable[[Any, Any], Any], *sources: Any) -> None:
+        self._get, self.sources = get, sources
+
+    def get(self, name: Any, default: Any = None) -> Any:
+        """The value of a name, or ``default`` where there is none."""
+        return self._get(name, default)
 
 
 class OfClass(Lookup):

@@ -186,7 +186,7 @@ def multilabel_margin_loss_forward(input: Tensor, target: Tensor, reduction: int
     counts = (named == -1).cumsum(-1) == 0
     is_target = ((named.unsqueeze(-1) == classes) & counts.unsqueeze(-1)).any(1)
     own = torch.gather(scores, -1, torch.where(counts, named, 0))
-    margins = (1 - own.unsqueeze(-1) + scores.unsqueeze(1)).clamp_min(0) / scores.shape[1]
+    margins = (1 - own.unsqueeze(-1) + scores.unsqueeze(1)).relu() / scores.shape[1]
     loss = torch.where(counts.unsqueeze(-1) & ~is_target.unsqueeze(1), margins, 0).sum((1, 2))
     reduced: Tensor = [*REDUCTIONS.values()][reduction](loss)
     return reduced, is_target.to(input.dtype).reshape(target.shape)

@@ -94,21 +94,25 @@ def set_places(x: Tensor, indices: Sequence[Selection], value: Any) -> None:
         raise IndexError(f"too many indices for a tensor of {x.dim()} axes")
     count, element = math.prod(x.shape[:axes]), x.shape[axes:]
     places = torch.zeros_like(mask, dtype=torch.int64)
+    is_inside = torch.ones_like(mask)
     for index, size in zip(indices, x.shape, strict=False):
         places = places * size + torch.where(index.rows < 0, index.rows + size, index.rows)
+        is_inside = is_inside & (index.rows >= -size) & (index.rows < size)
+    # Out of range on one axis is out of range, where the place would be one of another row.
+    places = torch.where(is_inside, places, count + 1)
     places = torch.where(mask, places, count).flatten()
-    values = _values_to_set(indices[0], value, x).expand(places.shape[0], *element)
+    values = _values_to_set(indices, value, x).expand(places.shape[0], *element)
     behind = torch.cat([x.reshape(count, *element), x.new_zeros(1, *element)])
     x.copy_(behind.index_put((places,), values)[:count].reshape(x.shape))
 
 
-def _values_to_set(index: Selection, value: Any, x: Tensor) -> Tensor:
+def _values_to_set(indices: Sequence[Selection], value: Any, x: Tensor) -> Tensor:
     """Make what is broadcast to a value for each place."""
     if isinstance(value, Selection):
-        _check_values("x[...] = y", index, value)
+        _check_values("x[...] = y", indices[0], value)
         return value.flat().to(x.dtype)
     one = torch.as_tensor(value, dtype=x.dtype, device=x.device)
-    if one.dim() > x.dim() - index.mask.dim() and one.shape[:1] != (1,):
+    if one.dim() > x.dim() - len(indices) and one.shape[:1] != (1,):
         raise refusal("x[...] = y", "with a tensor that is not chosen from")
     return one
 

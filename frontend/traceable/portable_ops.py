@@ -19,7 +19,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_map_only
 
-from retrograd.frontend.autograd.engine.family_lock import SETTINGS
+from retrograd.frontend.autograd.engine.family_lock import COMPILING, SETTINGS
 from retrograd.frontend.layers.biased_attention import BIASED_ATTENTION
 from retrograd.frontend.layers.dropped_attention import ATTENTION
 from retrograd.frontend.layers.random_ops import DRAW_SEED
@@ -44,6 +44,8 @@ def portable_ops() -> Iterator[None]:
     one in memory, as after ``unfold``, that would overwrite some elements of the tangent with others.
     """
     with (
+        # In this order: a backward inside of a trace takes the first, in a scope of any thread.
+        COMPILING,
         SETTINGS,
         _without_libraries(),
         PortableAttention(),

@@ -267,13 +267,14 @@ class FirstCall:
         return self._first(tensors)
 
     def _first(self, tensors: list[Any]) -> list[Any]:
+        graph = self.graph
+        # Who traces holds the settings of PyTorch's, for which a check may wait: he does not wait for the check.
+        if graph is None or any(isinstance(t, FakeTensor) for t in tensors):
+            # Traced once more, by compiled autograd say: nothing is computed.
+            return self.compiled(tensors)
         with self._lock:
             if self._current is not None:
                 return self._current(tensors)
-            graph = self.graph
-            if graph is None or any(isinstance(t, FakeTensor) for t in tensors):
-                # Traced once more, by compiled autograd say: nothing is computed.
-                return self.compiled(tensors)
             if has_collectives(graph.module):
                 # Processes that differ in whether they compare would wait for each other, or take each other's numbers.
                 self.forwards.is_settled = True

@@ -78,8 +78,8 @@ def train(wrapper: Any, schedule: Any) -> list[str]:
 def test_training_is_eagers(name: str, schedule: str, monkeypatch: pytest.MonkeyPatch) -> None:
     communicating = []
 
-    def remember(*args: Any) -> Any:
-        traced = trace_backward(*args)
+    def remember(*args: Any, **given: Any) -> Any:
+        traced = trace_backward(*args, **given)
         communicating.append(traced.captured.communication)
         return traced
 

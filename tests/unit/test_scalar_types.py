@@ -72,3 +72,12 @@ def test_what_is_of_one_kind_stays_as_it_is() -> None:
     before = [(node.target, node.args, node.kwargs) for node in traced.graph.nodes]
     match_scalars(traced)
     assert [(node.target, node.args, node.kwargs) for node in traced.graph.nodes] == before
+
+
+def test_sums_of_conditions_and_truth_values() -> None:
+    def model(t: Tensor) -> tuple[Tensor, ...]:
+        return t + True, t + False, t + t, torch.add(t, t.logical_not(), alpha=False), torch.add(t, ~t, alpha=True)
+
+    traced = _matched(model, TRUTH)
+    assert not traced.graph.find_nodes(op="call_function", target=aten.add.Tensor)
+    assert all(map(torch.equal, traced(TRUTH), model(TRUTH)))

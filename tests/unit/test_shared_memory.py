@@ -48,6 +48,18 @@ def test_what_is_other_elements_is_not_merged(make: Callable[[torch.Tensor], lis
     assert merge(make(torch.randn(4, 6))) == {}
 
 
+@pytest.mark.parametrize("view", [lambda t: t.conj(), torch._neg_view, lambda t: torch._neg_view(t.conj())])
+def test_what_is_read_otherwise_is_taken_by_itself(view: Callable[[torch.Tensor], torch.Tensor]) -> None:
+    """The same memory, and other numbers: a guard that held for one step would take the others' for them."""
+    whole = torch.randn(4, 6, dtype=torch.complex64)
+    plain, other = [whole, whole.detach()], [whole, view(whole)]
+    merged = merge(plain)
+    assert merged == {1: 0} and merge(other) == {}
+    assert find_shared(plain, [0, 1]) != find_shared(other, [0, 1])
+    guard = MergedGuard(merged, {}, plain)
+    assert guard.holds(plain) and not guard.holds(other) and not guard.holds(other[::-1])
+
+
 def parts(memory: torch.Tensor) -> list[torch.Tensor]:
     return [*memory.view(4, 6).split(3, 1)]
 

@@ -24,7 +24,9 @@ def find_shared(inputs: Sequence[torch.Tensor], numbers: Sequence[int]) -> Share
     groups: dict[int, list[int]] = {}
     for number in numbers:
         tensor = inputs[number]
-        if type(tensor) in (torch.Tensor, torch.nn.Parameter) and tensor.layout is torch.strided and tensor.data_ptr():
+        is_plain = type(tensor) in (torch.Tensor, torch.nn.Parameter) and tensor.layout is torch.strided
+        # Views that read their memory otherwise are taken by themselves.
+        if is_plain and not _is_read_otherwise(tensor) and tensor.data_ptr():
             groups.setdefault(tensor.untyped_storage().data_ptr(), []).append(number)
     found = []
     for group in groups.values():
@@ -47,13 +49,18 @@ def find_merged(
         base = bases[number]
         # What was copied to be laid out is memory of its own.
         lies_in_it = base.untyped_storage().data_ptr() == inputs[number].untyped_storage().data_ptr()
-        if not (lies_in_it and base.is_contiguous()) or base.is_conj() or base.is_neg():
+        if not (lies_in_it and base.is_contiguous()) or _is_read_otherwise(base) or _is_read_otherwise(inputs[number]):
             continue
         key = base.data_ptr(), base.numel(), base.dtype
         other = first.setdefault(key, number)
         if other != number:
             merged[number] = other
     return merged
+
+
+def _is_read_otherwise(tensor: torch.Tensor) -> bool:
+    """Whether a tensor's numbers are the conjugate or the negative ones of those in its memory."""
+    return tensor.is_conj() or tensor.is_neg()
 
 
 class MergedGuard:
@@ -82,8 +89,11 @@ class MergedGuard:
         """Whether they lie so."""
         for other, places in self._distances:
             start = inputs[other].data_ptr()
+            if _is_read_otherwise(inputs[other]):
+                return False
             for number, distance in places:
-                if inputs[number].data_ptr() - start != distance:
+                tensor = inputs[number]
+                if tensor.data_ptr() - start != distance or _is_read_otherwise(tensor):
                     return False
         for number, offset, size in self._wholes:
             tensor = inputs[number]

@@ -17,6 +17,8 @@ from retrograd.pipelines.transforms.helpers.generics import (
     read_inputs,
 )
 from retrograd.pipelines.transforms.helpers.uses import only_user
+from retrograd.pipelines.transforms.helpers.views import view_root
+from retrograd.pipelines.transforms.linalg.bwd_copy_updated import find_updated, reads
 
 # Of smaller tensors there is too little to gain for ops that have to be compiled.
 _LEAST_BYTES = 1 << 14
@@ -49,7 +51,7 @@ def fold_all(block: ir.Block) -> None:
     """Fold each op of a block that should be, in order: what it reads was folded into it before."""
     ops = [view.operation for view in block.operations]
     for number in range(len(ops)):
-        if is_cheap(ops[number]) and is_read_in_bodies(ops[number].results[0]):
+        if is_cheap(ops[number]) and is_read_in_bodies(ops[number].results[0], block):
             ops[number] = absorb(ops[number])
             if is_cheap(ops[number]) and takes_no_more_memory(ops[number]):
                 fold_into_readers(ops, number)
@@ -68,11 +70,12 @@ def _is_wide(element: ir.Type) -> bool:
     return isinstance(element, ir.FloatType) and count_bits(element) >= 32
 
 
-def is_read_in_bodies(value: ir.Value) -> bool:
-    """Whether several ops read a value, all in bodies that it can be computed in."""
+def is_read_in_bodies(value: ir.Value, block: ir.Block) -> bool:
+    """Whether several ops of a block read a value, all in bodies that it can be computed in."""
     uses = list(value.uses)
     return len(uses) > 1 and all(
         use.owner.operation.name == GENERIC
+        and use.owner.operation.block == block
         and use.operand_number < count_inputs(use.owner.operation)
         and find_maps(use.owner.operation, use.operand_number) is not None
         for use in uses
@@ -107,11 +110,17 @@ def takes_no_more_memory(op: ir.Operation) -> bool:
     longer = 0
     for value in dict.fromkeys(read_inputs(op)):
         size = count_bytes(value) if isinstance(value.type, ir.RankedTensorType) else 0
-        if size is None or (isinstance(value, ir.OpResult) and only_user(value) is not None):
+        is_made = isinstance(value, ir.OpResult)
+        if size is None or (is_made and (only_user(value) is not None or is_updated(value, op))):
             return False
         is_longer = size > whole // _SMALL_PART and find_last_reader(value, op.block).is_before_in_block(last)
         longer += size if is_longer else 0
     return longer <= whole
+
+
+def is_updated(value: ir.Value, reader: ir.Operation) -> bool:
+    """Whether anything writes to the storage of a value: ``bwd-copy-updated`` has looked at who reads it besides."""
+    return any(find_updated(op) for op in reads(view_root(value), reader))
 
 
 def find_last_reader(value: ir.Value, block: ir.Block) -> ir.Operation:

@@ -4,6 +4,8 @@
 
 from __future__ import annotations
 
+import math
+
 from retrograd.dialects import ir
 from retrograd.pipelines.infra.functions import functions, only_block
 from retrograd.pipelines.infra.passes import ModulePass
@@ -54,10 +56,17 @@ def keep_nan(select: ir.Operation) -> None:
         _replace(select, _CHOICES[predicate.value], left, right)
     elif predicate.value in _CLAMPS and (chosen, other) == (right, left):
         ordered, choice = _CLAMPS[predicate.value]
-        if isinstance(right, ir.BlockArgument):
-            _replace(select, choice, left, right)
-        else:
+        if is_number(right):
             compare.attributes["predicate"] = ir.IntegerAttr.get(predicate.type, ordered)
+        else:
+            _replace(select, choice, left, right)
+
+
+def is_number(value: ir.Value) -> bool:
+    """Whether a value is a constant, and is a number."""
+    if not isinstance(value, ir.OpResult) or value.owner.name != "arith.constant":
+        return False
+    return not math.isnan(ir.FloatAttr(value.owner.attributes["value"]).value)
 
 
 def _replace(select: ir.Operation, choice: str, left: ir.Value, right: ir.Value) -> None:

@@ -199,3 +199,46 @@ func.func @memory(%x: tensor<64x64xf32>, %y: tensor<64x64xf32>, %bias: tensor<64
   } -> tensor<64x64xf32>
   return %square, %twice : tensor<64x64xf32>, tensor<64x64xf32>
 }
+
+// -----
+
+// What is written to later is not read later than it was: the slice that is scaled is one of a tensor that is updated.
+// CHECK-LABEL: func.func @updated(
+// CHECK-COUNT-1: arith.mulf
+// CHECK-NOT: arith.mulf
+#id = affine_map<(i, j) -> (i, j)>
+func.func @updated(%x: tensor<64x64xf32>, %w: tensor<64x64xf32>) -> (tensor<128x64xf32>, tensor<64x64xf32>, tensor<64x64xf32>) {
+  %empty = tensor.empty() : tensor<64x64xf32>
+  %whole = tensor.pad %x low[0, 0] high[64, 0] {
+  ^bb0(%i: index, %j: index):
+    %zero = arith.constant 0.0 : f32
+    tensor.yield %zero : f32
+  } : tensor<64x64xf32> to tensor<128x64xf32>
+  %slice = tensor.extract_slice %whole[64, 0] [64, 64] [1, 1] : tensor<128x64xf32> to tensor<64x64xf32>
+  %scaled = linalg.generic {indexing_maps = [#id, #id], iterator_types = ["parallel", "parallel"]}
+      ins(%slice : tensor<64x64xf32>) outs(%empty : tensor<64x64xf32>) {
+  ^bb0(%a: f32, %out: f32):
+    %s = arith.mulf %a, %a : f32
+    linalg.yield %s : f32
+  } -> tensor<64x64xf32>
+  %other = linalg.generic {indexing_maps = [#id, #id], iterator_types = ["parallel", "parallel"]}
+      ins(%slice : tensor<64x64xf32>) outs(%empty : tensor<64x64xf32>) {
+  ^bb0(%a: f32, %out: f32):
+    %s = math.sin %a : f32
+    linalg.yield %s : f32
+  } -> tensor<64x64xf32>
+  %one = linalg.generic {indexing_maps = [#id, #id], iterator_types = ["parallel", "parallel"]}
+      ins(%scaled : tensor<64x64xf32>) outs(%empty : tensor<64x64xf32>) {
+  ^bb0(%a: f32, %out: f32):
+    %s = math.exp %a : f32
+    linalg.yield %s : f32
+  } -> tensor<64x64xf32>
+  %two = linalg.generic {indexing_maps = [#id, #id], iterator_types = ["parallel", "parallel"]}
+      ins(%scaled : tensor<64x64xf32>) outs(%empty : tensor<64x64xf32>) {
+  ^bb0(%a: f32, %out: f32):
+    %s = math.cos %a : f32
+    linalg.yield %s : f32
+  } -> tensor<64x64xf32>
+  %new = tensor.insert_slice %one into %whole[0, 0] [64, 64] [1, 1] : tensor<64x64xf32> into tensor<128x64xf32>
+  return %new, %two, %other : tensor<128x64xf32>, tensor<64x64xf32>, tensor<64x64xf32>
+}

@@ -82,3 +82,28 @@ func.func @others(%x: tensor<4xf32>) -> (tensor<4xf32>, tensor<f32>) {
   } -> tensor<f32>
   return %relu, %most : tensor<4xf32>, tensor<f32>
 }
+
+// -----
+
+// A bound that is none makes all none; one that the body computes may be.
+// CHECK-LABEL: func.func @unknown_bounds(
+// CHECK: ^bb0(%[[X:.*]]: f32, %[[B:.*]]: bf16, %{{.*}}: f32):
+// CHECK: %[[RAISED:.*]] = arith.maximumf %[[X]], %{{.*}} : f32
+// CHECK: %[[WIDE:.*]] = arith.extf %[[B]]
+// CHECK: arith.minimumf %[[RAISED]], %[[WIDE]] : f32
+#id = affine_map<(i) -> (i)>
+func.func @unknown_bounds(%x: tensor<4xf32>, %most: tensor<4xbf16>) -> tensor<4xf32> {
+  %nan = arith.constant 0x7FC00000 : f32
+  %empty = tensor.empty() : tensor<4xf32>
+  %held = linalg.generic {indexing_maps = [#id, #id, #id], iterator_types = ["parallel"]}
+      ins(%x, %most : tensor<4xf32>, tensor<4xbf16>) outs(%empty : tensor<4xf32>) {
+  ^bb0(%a: f32, %b: bf16, %out: f32):
+    %c = arith.cmpf ult, %a, %nan : f32
+    %m = arith.select %c, %nan, %a : f32
+    %wide = arith.extf %b : bf16 to f32
+    %d = arith.cmpf ugt, %m, %wide : f32
+    %n = arith.select %d, %wide, %m : f32
+    linalg.yield %n : f32
+  } -> tensor<4xf32>
+  return %held : tensor<4xf32>
+}
