@@ -234,7 +234,7 @@ for _name, _plain in _IN_PLACE.items():
 def _select_part(chosen: Selection, key: Any) -> Selection:
     keys = key if isinstance(key, tuple) else (key,)
     first, plain = keys[0], all(part is not Ellipsis and isinstance(part, int | slice) for part in keys[1:])
-    if not plain or not (first is Ellipsis or (isinstance(first, slice) and first == slice(None))):
+    if not plain or not is_whole(first):
         raise refusal("[...]")
     if len(keys) - 1 > chosen.behind:
         raise IndexError(f"too many indices for a tensor of {chosen.ndim} axes")

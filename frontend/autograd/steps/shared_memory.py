@@ -49,7 +49,7 @@ def find_merged(
         base = bases[number]
         # What was copied to be laid out is memory of its own.
         lies_in_it = base.untyped_storage().data_ptr() == inputs[number].untyped_storage().data_ptr()
-        if not (lies_in_it and base.is_contiguous()) or _is_read_otherwise(base) or _is_read_otherwise(inputs[number]):
+        if not (lies_in_it and base.is_contiguous()) or _is_read_otherwise(base):
             continue
         key = base.data_ptr(), base.numel(), base.dtype
         other = first.setdefault(key, number)

@@ -14,8 +14,9 @@ from retrograd.pipelines.analysis.partition.joint_graph import JointGraph
 from retrograd.pipelines.analysis.partition.op_kinds import OpKind
 
 _JOIN, _PRODUCT = "torch.aten.cat", "torch.aten.mm"
-# As in bwd-repeat-elementwise: what is small beside a tensor, and which tensors are worth it.
-_SMALL_PART, _LEAST_BYTES = 16, 1 << 14
+# For computing a tensor again where it is read: an input of so small a part of its bytes may be read besides, and stay
+# in memory for longer; of tensors of fewer bytes there is too little to gain for ops that have to be compiled.
+SMALL_PART, LEAST_BYTES = 16, 1 << 14
 _NAMES = """add.Scalar add.Tensor clamp clamp_max clamp_min clone contiguous div.Scalar div.Tensor eq.Scalar eq.Tensor
     ge.Scalar ge.Tensor gt.Scalar gt.Tensor le.Scalar le.Tensor logical_and logical_not logical_or lt.Scalar lt.Tensor
     maximum minimum mul.Scalar mul.Tensor ne.Scalar ne.Tensor neg relu rsub.Scalar sub.Scalar sub.Tensor
@@ -107,7 +108,7 @@ def _is_loop(graph: JointGraph, step: Step) -> bool:
 def _find_chain(graph: JointGraph, value: int, arguments: Collection[int]) -> _Chain | None:
     """How ``value`` is made, by arithmetic, of one of ``arguments`` that is no larger."""
     whole = graph.values[value].bytes if value < len(graph.values) else 0
-    if whole < _LEAST_BYTES:
+    if whole < LEAST_BYTES:
         return None
     sources: set[int] = set()
     small: dict[int, None] = {}
@@ -117,7 +118,7 @@ def _find_chain(graph: JointGraph, value: int, arguments: Collection[int]) -> _C
         if producer is None or graph.ops[producer].name not in _ARITHMETIC:
             return None
         for read in graph.buffer_reads[producer]:
-            if graph.values[read].bytes * _SMALL_PART <= whole:
+            if graph.values[read].bytes * SMALL_PART <= whole:
                 small[read] = None
             elif read in arguments:
                 sources.add(read)

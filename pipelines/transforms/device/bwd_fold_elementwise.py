@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 from retrograd.dialects import ir
+from retrograd.pipelines.analysis.kernels.in_order_kernels import LEAST_BYTES, SMALL_PART
 from retrograd.pipelines.infra.functions import functions, only_block
 from retrograd.pipelines.infra.passes import ModulePass
 from retrograd.pipelines.transforms.helpers.folding import MAX_INPUTS, find_maps, fold
@@ -20,10 +21,6 @@ from retrograd.pipelines.transforms.helpers.uses import only_user
 from retrograd.pipelines.transforms.helpers.views import view_root
 from retrograd.pipelines.transforms.linalg.bwd_copy_updated import find_updated, reads
 
-# Of smaller tensors there is too little to gain for ops that have to be compiled.
-_LEAST_BYTES = 1 << 14
-# An input of so small a part of the bytes may stay in memory for longer.
-_SMALL_PART = 16
 # How many operations of a body are done once more by each reader.
 _MOST_OPS = 8
 
@@ -63,7 +60,7 @@ def is_cheap(op: ir.Operation) -> bool:
         return False
     result, size = ir.RankedTensorType(op.results[0].type), count_bytes(op.results[0])
     is_few = len(op.regions[0].blocks[0].operations) - 1 <= _MOST_OPS
-    return size is not None and size >= _LEAST_BYTES and is_few and _is_wide(result.element_type)
+    return size is not None and size >= LEAST_BYTES and is_few and _is_wide(result.element_type)
 
 
 def _is_wide(element: ir.Type) -> bool:
@@ -113,7 +110,7 @@ def takes_no_more_memory(op: ir.Operation) -> bool:
         is_made = isinstance(value, ir.OpResult)
         if size is None or (is_made and (only_user(value) is not None or is_updated(value, op))):
             return False
-        is_longer = size > whole // _SMALL_PART and find_last_reader(value, op.block).is_before_in_block(last)
+        is_longer = size > whole // SMALL_PART and find_last_reader(value, op.block).is_before_in_block(last)
         longer += size if is_longer else 0
     return longer <= whole
 

@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from retrograd.dialects import ir
+from retrograd.pipelines.analysis.kernels.in_order_kernels import LEAST_BYTES, SMALL_PART
 from retrograd.pipelines.infra.functions import functions, only_block
 from retrograd.pipelines.infra.passes import ModulePass
 from retrograd.pipelines.transforms.helpers.barriers import add_barrier
@@ -26,10 +27,6 @@ from retrograd.pipelines.transforms.helpers.views import SLICE, is_view
 _EMPTY = "tensor.empty"
 # Ops that are part of a kernel of what uses them, or none.
 _NO_KERNEL = (_EMPTY, SLICE, "arith.constant", "linalg.fill", "util.optimization_barrier")
-# A tensor of so small a part of the bytes may be read besides, and stay in memory for longer.
-_SMALL_PART = 16
-# Of smaller tensors there is too little to gain for ops that have to be compiled.
-_LEAST_BYTES = 1 << 14
 
 
 class BwdRepeatElementwise(ModulePass):
@@ -84,7 +81,7 @@ def find_chain(op: ir.Operation) -> Chain | None:
     """How the result of an elementwise ``op`` is made, by arithmetic, of one argument that is no larger and of tensors
     that are small beside it; ``None`` where it is made otherwise."""
     whole = count_bytes(op.results[0]) if is_elementwise(op) else None
-    if whole is None or whole < _LEAST_BYTES:
+    if whole is None or whole < LEAST_BYTES:
         return None
     found: dict[ir.Operation, None] = {}
     sources: set[ir.Value] = set()
@@ -97,7 +94,7 @@ def find_chain(op: ir.Operation) -> Chain | None:
             return None
         elif last not in found:
             pending.append((last, True))
-            for value in read_large(last, whole // _SMALL_PART):
+            for value in read_large(last, whole // SMALL_PART):
                 if isinstance(value, ir.OpResult):
                     pending.append((value.owner, False))
                 else:
