@@ -203,9 +203,21 @@ def torch_peak(case: Case, call: Callable[..., Any]) -> int:
     return held_at_most(lambda: run_step(case, call))
 
 
+def _held_on_gpu(run: Callable[[], object]) -> int:
+    torch.cuda.synchronize()
+    torch.cuda.reset_peak_memory_stats()
+    before = torch.cuda.memory_allocated()
+    run()
+    torch.cuda.synchronize()
+    return torch.cuda.max_memory_allocated() - before
+
+
 def held_at_most(run: Callable[[], object]) -> int:
-    """The most bytes that ``run`` takes from torch's allocator and holds at a time, by its profiler."""
+    """The most bytes that ``run`` takes from torch's allocator and holds at a time: of a GPU where one is in use, by
+    its count, or of the CPU, by torch's profiler."""
     gc.collect()
+    if torch.cuda.is_initialized():
+        return _held_on_gpu(run)
     activities = [torch.profiler.ProfilerActivity.CPU]
     with torch.profiler.profile(activities=activities, profile_memory=True) as profiler:
         run()

@@ -6,10 +6,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.utils._pytree import tree_map
 
 SEED = 0
 
@@ -41,6 +43,29 @@ class Program:
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(SEED)
             return self.build()
+
+
+def on_device(program: Program, device: str) -> Program:
+    """The program with its parameters and arguments on a device. The loss is computed on the CPU, where its labels
+    are."""
+
+    def build() -> Sample:
+        sample = program.build()
+
+        def inputs(turn: int) -> dict[str, Any]:
+            given: dict[str, Any] = tree_map(partial(_move, device=device), sample.inputs(turn))
+            return given
+
+        def loss(output: Any) -> Tensor:
+            return sample.loss(tree_map(partial(_move, device="cpu"), output))
+
+        return replace(sample, model=sample.model.to(device), inputs=inputs, loss=loss)
+
+    return replace(program, build=build)
+
+
+def _move(value: Any, device: str) -> Any:
+    return value.to(device) if isinstance(value, Tensor) else value
 
 
 def with_one_layer(program: Program) -> Program:

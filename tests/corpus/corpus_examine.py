@@ -12,6 +12,7 @@ import warnings
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
+import torch
 from corpus_case import Program
 from corpus_doors import REFUSALS, NotCompiledError, Opened, open_door
 from corpus_steps import Steps, StepTime
@@ -69,6 +70,8 @@ def examine(program: Program, door: str, repeats: int) -> Verdict:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         try:
+            # Products of float32 are compared with those of float64, not of TF32.
+            torch.backends.cudnn.allow_tf32 = False
             sample = program.make()
             steps = Steps(sample)
             opened = open_door(door, sample, steps)
@@ -143,9 +146,10 @@ def _time(steps: Steps, opened: Opened, repeats: int, verdict: Verdict) -> None:
 
 
 def _weigh(steps: Steps, opened: Opened, verdict: Verdict) -> None:
-    """The peaks of a step. torch's profiler does not see the memory of IREE's programs, which count for themselves."""
+    """The peaks of a step. torch's profiler does not see the memory of IREE's programs on a CPU, which count for
+    themselves; on a GPU they take torch's."""
     verdict.eager_peak_bytes = held_at_most(lambda: steps.time(steps.sample.model))
-    if verdict.door == "inductor":
+    if verdict.door == "inductor" or torch.cuda.is_initialized():
         verdict.peak_bytes = held_at_most(lambda: steps.time(opened.call))
     else:
         verdict.peak_bytes = opened.peak()

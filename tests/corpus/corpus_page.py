@@ -19,7 +19,7 @@ Verdicts = Mapping[tuple[str, str], Verdict]
 OURS = tuple(door for door in DOORS if door != "inductor")
 _LISTED = """\
 Architectures of Hugging Face transformers and timm, from configurations of small sizes with random parameters, and
-training steps as people write them around torch.nn: forward, loss and backward through each door, on the CPU.
+training steps as people write them around torch.nn: forward, loss and backward through each door, on the {device}.
 """
 _UNLISTED = """\
 Programs that nobody chose: every architecture of transformers' auto classes that [models.md](models.md) has not, made
@@ -34,22 +34,39 @@ _TERMS = """\
 - The numbers behind: the time of a step (forward, loss, backward) to eager's, medians of steps in turn; and the seconds
   from the source to the end of the first step, with no cache of either compiler. The first table has that of backwards
   alone too: under `enable()` the forward is eager's.
-- *peak*: the most bytes that a step through `compile_backward` holds, by IREE's counting allocator, to those of an
-  eager one, by PyTorch's profiler; parameters and inputs are not counted.
+- *peak*: the most bytes that a step through `compile_backward` holds to those of an eager one, {counted};
+  parameters and inputs are not counted.
 - *islands* are ops that run in torch between compiled functions; *graphs* the parts that Dynamo cuts a program into.
 """
 
 
 @dataclass(frozen=True)
 class Page:
-    """What a page of verdicts begins with."""
+    """A page of verdicts in the folder of documents, and what it begins with."""
 
+    file: str
     title: str
     explanation: str
 
 
-LISTED = Page("Programs that others wrote", f"{_LISTED}\n{_TERMS}")
-UNLISTED = Page("Programs on no list", f"{_UNLISTED}\n{_TERMS}")
+_COUNTED = {
+    "cpu": "by IREE's counting allocator and by PyTorch's profiler",
+    "cuda": "both by PyTorch's count of the device's memory",
+}
+
+
+def _page(file: str, title: str, explanation: str, device: str) -> Page:
+    text = f"{explanation}\n{_TERMS}".format(device={"cpu": "CPU", "cuda": "GPU"}[device], counted=_COUNTED[device])
+    return Page(file, title, text)
+
+
+# By whether nobody chose the programs, and the device.
+PAGES = {
+    (False, "cpu"): _page("models.md", "Programs that others wrote", _LISTED, "cpu"),
+    (False, "cuda"): _page("models-cuda.md", "Programs that others wrote, on a GPU", _LISTED, "cuda"),
+    (True, "cpu"): _page("unlisted.md", "Programs on no list", _UNLISTED, "cpu"),
+    (True, "cuda"): _page("unlisted-cuda.md", "Programs on no list, on a GPU", _UNLISTED, "cuda"),
+}
 UNTIMED = """\
 The machine had other work at the time: times are left out but for the seconds that processors spent on compiling, which
 are those of all processes that took part together.
@@ -64,7 +81,7 @@ def write(
     programs: int,
     *,
     timed: bool = True,
-    page: Page = LISTED,
+    page: Page = PAGES[False, "cpu"],
 ) -> None:
     """Write the page of these verdicts; ``programs`` is how many programs there are in all. Without ``timed`` it tells
     nothing that other work on the machine disturbs."""

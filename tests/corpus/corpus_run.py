@@ -32,14 +32,12 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
-DOCUMENT = ROOT / "docs" / "models.md"
-UNLISTED = ROOT / "docs" / "unlisted.md"
 sys.path += [str(ROOT / folder) for folder in ("tests/fuzz", "benchmarks") if str(ROOT / folder) not in sys.path]
 
 import corpus_page  # noqa: E402
 import torch  # noqa: E402
 import torch._dynamo  # noqa: E402
-from corpus_case import Program, with_one_layer  # noqa: E402
+from corpus_case import Program, on_device, with_one_layer  # noqa: E402
 from corpus_doors import DOORS, EAGER  # noqa: E402
 from corpus_examine import Verdict, examine  # noqa: E402
 from corpus_programs import PROGRAMS, QUICK  # noqa: E402
@@ -51,10 +49,10 @@ import retrograd  # noqa: E402
 
 @dataclass(frozen=True)
 class Limits:
-    """Of a process: seconds, and bytes of address space (each tool that it starts has as many for itself)."""
+    """Of a process: seconds, and bytes of address space (each tool that it starts has as many for itself), or None."""
 
     seconds: float
-    memory: int
+    memory: int | None
 
 
 # What takes longer in eager is not small.
@@ -103,9 +101,10 @@ def _end(process: multiprocessing.process.BaseProcess) -> None:
     process.join()
 
 
-def _work(connection: Connection, program: Program, door: str, repeats: int, memory: int, log: Path) -> None:
+def _work(connection: Connection, program: Program, door: str, repeats: int, memory: int | None, log: Path) -> None:
     os.setsid()
-    resource.setrlimit(resource.RLIMIT_AS, (memory, memory))
+    if memory is not None:
+        resource.setrlimit(resource.RLIMIT_AS, (memory, memory))
     log.parent.mkdir(parents=True, exist_ok=True)
     file = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
     os.dup2(file, 1)
@@ -128,13 +127,12 @@ def read_verdicts(path: Path) -> dict[tuple[str, str], Verdict]:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Returns 1 where something is wrong or crashed, else 0."""
     options = _make_parser().parse_args(arguments)
-    options.results = (
-        options.results or ROOT / "build" / "models" / f"{'unlisted' if options.unlisted else 'verdicts'}.jsonl"
-    )
+    name = f"{'unlisted' if options.unlisted else 'verdicts'}{'' if options.device == 'cpu' else f'-{options.device}'}"
+    options.results = options.results or ROOT / "build" / "models" / f"{name}.jsonl"
     options.results.parent.mkdir(parents=True, exist_ok=True)
     tried: list[Verdict] = []
     if not options.kept:
-        if options.unlisted:
+        if _asks_eager(options):
             _try_all(_select(options, [EAGER]), options)
         tried = _try_all(_select(options, options.doors.split(",")), options)
     if options.write:
@@ -154,6 +152,11 @@ def runs_in_eager(verdicts: Mapping[tuple[str, str], Verdict], name: str) -> boo
     return verdict is not None and verdict.outcome in ("right", "ran")
 
 
+def _asks_eager(options: argparse.Namespace) -> bool:
+    """Whether a program is one only where eager runs it: what nobody chose, or chose for another device."""
+    return bool(options.unlisted) or options.device != "cpu"
+
+
 def _select(options: argparse.Namespace, doors: Sequence[str]) -> list[tuple[str, str]]:
     """The programs that the command line asks for, and doors, less those that have a verdict, and what is none."""
     kept = read_verdicts(options.results)
@@ -164,21 +167,25 @@ def _select(options: argparse.Namespace, doors: Sequence[str]) -> list[tuple[str
         for name in programs_of(options.unlisted)
         if re.search(options.programs, name) and (door in QUICK.get(name, ()) or not options.quick)
         if (name, door) not in kept or (name, door) in again
-        if not options.unlisted or door == EAGER or runs_in_eager(kept, name)
+        if not _asks_eager(options) or door == EAGER or runs_in_eager(kept, name)
     ]
 
 
 def _write(options: argparse.Namespace) -> None:
     """Write the page of the verdicts that are kept."""
     found, names = read_verdicts(options.results), [*programs_of(options.unlisted)]
-    if options.unlisted:
+    if _asks_eager(options):
         names = [name for name in names if runs_in_eager(found, name)]
     kept = {key: found[key] for key in itertools.product(names, DOORS) if key in found}
-    given = [*(["--unlisted"] if options.unlisted else []), *([f"--jobs {options.jobs}"] if options.jobs > 1 else [])]
+    given = [
+        *(["--unlisted"] if options.unlisted else []),
+        *([f"--device {options.device}"] if options.device != "cpu" else []),
+        *([f"--jobs {options.jobs}"] if options.jobs > 1 else []),
+    ]
     command = f'make models ARGS="{" ".join(given)}"' if given else "make models"
-    page = corpus_page.UNLISTED if options.unlisted else corpus_page.LISTED
-    document, facts = (UNLISTED if options.unlisted else DOCUMENT), _facts(kept, options.jobs)
-    corpus_page.write(kept, document, facts, command, len(names), timed=not options.untimed, page=page)
+    page = corpus_page.PAGES[options.unlisted, options.device]
+    facts = _facts(kept, options.jobs, options.device)
+    corpus_page.write(kept, ROOT / "docs" / page.file, facts, command, len(names), timed=not options.untimed, page=page)
 
 
 def _try_all(chosen: Sequence[tuple[str, str]], options: argparse.Namespace) -> list[Verdict]:
@@ -187,8 +194,9 @@ def _try_all(chosen: Sequence[tuple[str, str]], options: argparse.Namespace) -> 
         return [_try(name, door, options) for name, door in chosen]
     context = multiprocessing.get_context("fork")
     processors = context.SimpleQueue()
-    for share in share_processors(sorted(os.sched_getaffinity(0)), options.jobs):
-        processors.put(share)
+    devices = os.environ.get("CUDA_VISIBLE_DEVICES", "0").split(",")
+    for job, share in enumerate(share_processors(sorted(os.sched_getaffinity(0)), options.jobs)):
+        processors.put((share, devices[job % len(devices)]))
     with ProcessPoolExecutor(options.jobs, context, initializer=_take_processors, initargs=(processors,)) as pool:
         asked = [pool.submit(_try, name, door, options) for name, door in chosen]
         return [one.result() for one in asked]
@@ -206,16 +214,21 @@ def share_processors(numbers: Sequence[int], jobs: int) -> list[Sequence[int]]:
     return [numbers[job * each : (job + 1) * each] for job in range(jobs)]
 
 
-def _take_processors(processors: multiprocessing.queues.SimpleQueue[Sequence[int]]) -> None:
-    os.sched_setaffinity(0, processors.get())
+def _take_processors(processors: multiprocessing.queues.SimpleQueue[tuple[Sequence[int], str]]) -> None:
+    """Run on a share of the processors, and on one of the GPUs that are visible."""
+    share, device = processors.get()
+    os.sched_setaffinity(0, share)
+    os.environ["CUDA_VISIBLE_DEVICES"] = device
 
 
 def _try(name: str, door: str, options: argparse.Namespace) -> Verdict:
     """A new verdict, kept and told."""
     log = options.results.parent / "logs" / f"{re.sub(r'[^A-Za-z0-9]+', '-', name)}.{door}.txt"
     seconds = min(options.timeout, _EAGER_SECONDS) if door == EAGER else options.timeout
-    limits = Limits(seconds, int(options.memory * 2**30))
+    # CUDA's driver reserves more addresses than a machine has memory.
+    limits = Limits(seconds, int(options.memory * 2**30) if options.device == "cpu" else None)
     program = programs_of(options.unlisted)[name]
+    program = program if options.device == "cpu" else on_device(program, options.device)
     program = with_one_layer(program) if options.quick else program
     verdict = try_apart(program, door, 0 if door == EAGER else options.repeats, limits, log)
     verdict.commit = commit()
@@ -234,10 +247,11 @@ def commit() -> str:
     return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False).stdout.strip()
 
 
-def _facts(verdicts: Mapping[tuple[str, str], Verdict], jobs: int) -> dict[str, str]:
+def _facts(verdicts: Mapping[tuple[str, str], Verdict], jobs: int, device: str) -> dict[str, str]:
     """What the verdicts depend on, by name."""
     return {
         "date": str(datetime.date.today()),
+        **({"device": torch.cuda.get_device_name()} if device == "cuda" else {}),
         "CPU": f"{cpu_model()}, {os.cpu_count()} cores",
         "threads": "1 (of PyTorch)",
         "programs at a time": str(jobs),
@@ -257,6 +271,7 @@ def _make_parser() -> argparse.ArgumentParser:
     parser.add_argument("--memory", type=float, default=16.0, help="GiB of address space for each process of one")
     parser.add_argument("--timeout", type=float, default=600.0, help="seconds for one program through one door")
     parser.add_argument("--results", type=Path, help="where verdicts are kept (default: in build/models)")
+    parser.add_argument("--device", default="cpu", choices=("cpu", "cuda"), help="where programs run")
     parser.add_argument("--unlisted", action="store_true", help="programs that nobody chose: docs/unlisted.md")
     parser.add_argument("--again", action="store_true", help="try again what has a verdict that is not in --keep")
     parser.add_argument("--keep", default="right,ran", help="outcomes that --again leaves alone")

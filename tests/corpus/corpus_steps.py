@@ -105,11 +105,11 @@ class Steps:
         """The seconds that a step takes from gradients that there are not yet."""
         inputs = self.sample.inputs(0)
         self.sample.model.zero_grad()
-        start = time.perf_counter()
+        start = _time_when_idle()
         loss = self.sample.loss(call(**inputs))
-        between = time.perf_counter()
+        between = _time_when_idle()
         loss.backward()
-        return StepTime(between - start, time.perf_counter() - between)
+        return StepTime(between - start, _time_when_idle() - between)
 
     def reset(self) -> None:
         """Parameters and buffers as they were."""
@@ -123,7 +123,7 @@ class Steps:
             for name, tensor in _tensors(model).items():
                 tensor.copy_(state[name])
                 if turn and name in parameters and tensor.is_floating_point():
-                    noise = torch.randn(tensor.shape, generator=moved, dtype=torch.float32)
+                    noise = torch.randn(tensor.shape, generator=moved, dtype=torch.float32).to(tensor.device)
                     tensor.add_(0.02 * turn * noise * (tensor.square().mean().sqrt() + 1e-3))
         model.zero_grad()
 
@@ -140,17 +140,28 @@ def _tensors(model: nn.Module) -> dict[str, Tensor]:
     return {**dict(model.named_parameters()), **dict(model.named_buffers())}
 
 
+def _time_when_idle() -> float:
+    """The time in seconds when what was queued on a GPU in use, if there is one, has ended."""
+    if torch.cuda.is_initialized():
+        torch.cuda.synchronize()
+    return time.perf_counter()
+
+
 def _state(model: nn.Module) -> dict[str, Tensor]:
     return {name: tensor.detach().clone() for name, tensor in _tensors(model).items()}
 
 
 def _values(model: nn.Module, loss: Tensor) -> Run:
-    values: dict[str, Tensor | None] = {"loss": loss.detach().clone()}
-    values |= {f"buffer {name}": b.detach().clone() for name, b in model.named_buffers()}
+    values: dict[str, Tensor | None] = {"loss": _copy(loss)}
+    values |= {f"buffer {name}": _copy(b) for name, b in model.named_buffers()}
     for name, parameter in model.named_parameters():
-        grad = parameter.grad
-        values[f"gradient of {name}"] = None if grad is None else grad.detach().clone()
+        values[f"gradient of {name}"] = None if parameter.grad is None else _copy(parameter.grad)
     return Run(values)
+
+
+def _copy(tensor: Tensor) -> Tensor:
+    """On the CPU."""
+    return tensor.detach().to("cpu", copy=True)
 
 
 def _widen(value: Any) -> Any:

@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 import torch
 import transformers
-from corpus_case import Program, Sample, mean_square
+from corpus_case import Program, Sample, mean_square, on_device
 from corpus_configured import CLASSES
 from corpus_doors import Opened
 from corpus_examine import Verdict, check_reference, compare_steps
@@ -88,6 +88,15 @@ def test_a_program_that_draws_numbers_is_known() -> None:
     inputs = lambda turn: {"input": torch.full((2, 4), -1.0)}  # noqa: E731
     assert as_program(drawing, inputs).random
     assert not as_program(nn.Sequential(nn.Linear(4, 4), nn.Dropout(0.5)), inputs).random
+
+
+def test_a_program_goes_to_a_device_whole() -> None:
+    build = lambda: Sample(nn.BatchNorm1d(3), lambda turn: {"input": torch.ones(2, 3) + turn}, mean_square)  # noqa: E731
+    program = Program("norm", "torch.nn", build)
+    here, there = program.make(), on_device(program, "meta").make()
+    assert all(t.is_meta for t in [*there.model.parameters(), *there.model.buffers(), *there.inputs(0).values()])
+    output = {"a": torch.ones(2, 3, requires_grad=True)}
+    assert torch.equal(there.loss(output), here.loss(output))
 
 
 def test_jobs_share_no_processor() -> None:
