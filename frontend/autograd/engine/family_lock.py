@@ -6,19 +6,10 @@ from __future__ import annotations
 
 import itertools
 import threading
-from contextlib import AbstractContextManager
-from typing import Any
 
 import torch
 
 _NUMBERS = itertools.count()
-
-
-def make_lock() -> AbstractContextManager[Any]:
-    """A :class:`FamilyLock` where this PyTorch can take back what a thread hands on to others (2.13 can, 2.11 cannot);
-    else a lock of one thread, for which a backward waits in vain that PyTorch runs inside another one's hook and in
-    another thread."""
-    return FamilyLock() if hasattr(torch._C, "_remove_obj_from_tls") else threading.RLock()
 
 
 class FamilyLock:
@@ -47,7 +38,8 @@ class FamilyLock:
 
     def __exit__(self, *exception: object) -> None:
         if self._taken().pop():
-            torch._C._remove_obj_from_tls(self._key)
+            # PyTorch 2.11 cannot remove one.
+            torch._C._stash_obj_in_tls(self._key, None)
             self._holder = None
             self._lock.release()
 
@@ -64,6 +56,6 @@ class FamilyLock:
 
 
 # PyTorch's tracer keeps its state in globals: two threads that trace at once break it for the whole process.
-COMPILING = make_lock()
+COMPILING = FamilyLock()
 # Held while settings of PyTorch's, which all threads share, are others than the user's, and by who reads them.
-SETTINGS = make_lock()
+SETTINGS = FamilyLock()
