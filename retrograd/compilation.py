@@ -153,7 +153,9 @@ class Compilation:
         return Parts(
             call=call,
             convention=convention,
-            state=ModelState(names, captured.module.model, training, constants, own_hooks.find, found),
+            state=ModelState(
+                names, captured.module.model, training, constants, own_hooks.find, found, captured.signature.kept
+            ),
             program=built.program,
             portable=built.compile_portable,
             manifest=manifest,

@@ -45,7 +45,8 @@ def load(
     place = device or choose_device(manifest.targets, [t.device for t in find_state(model)])
     program = Program.load(artifact.vmfb, driver=choose_uri(manifest.targets, place))
     convention = CallingConvention(manifest.signature, device=program.torch_device)
-    state = ModelState([e.name for e in convention.state], model, manifest.signature.training)
+    signature = manifest.signature
+    state = ModelState([e.name for e in convention.state], model, signature.training, kept=signature.kept)
     if model is not None:
         convention.check_state(state.tensors())
     bridge = Bridge(program, manifest)

@@ -33,6 +33,7 @@ from retrograd.frontend.doors.arguments import check_call, input_specs
 from retrograd.frontend.doors.captured_graph import Captured
 from retrograd.frontend.doors.checkpoints import tagged_checkpoints
 from retrograd.frontend.doors.flat_module import TENSOR, FlatModule, state_name
+from retrograd.frontend.doors.kept_state import NOTHING_KEPT, Choice
 from retrograd.frontend.doors.outputs import output_specs
 from retrograd.frontend.doors.signature import dtype_name, dump_tree, type_of
 from retrograd.frontend.hooks.pack_hooks import find_open_pair
@@ -127,9 +128,10 @@ def _capture(
     *,
     says_compiling: bool,
     counts: bool = False,
+    choice: Choice = NOTHING_KEPT,
 ) -> CapturedGraph:
     leaves, in_spec = pytree.tree_flatten((tuple(args), kwargs))
-    flat = FlatModule(model, in_spec, leaves, says_compiling)
+    flat = FlatModule(model, in_spec, leaves, says_compiling, choice)
     tensors = tuple(leaf for leaf in leaves if isinstance(leaf, torch.Tensor))
     flat.examples, flat.counts = tensors, counts
     inputs = input_specs(args, kwargs)
@@ -149,10 +151,13 @@ def _capture(
     kept = flat.made.take_out_kept(flat.parts())
     if kept is not None:
         raise kept
-    if flat.changes and not counts:
-        stack.close()
-        return _capture(stack, model, args, kwargs, dynamic_shapes, says_compiling=says_compiling, counts=True)
     graph_module = joint.graph_module
+    other = _reconsider(flat, joint)
+    if other is not None or (flat.changes and not counts):
+        stack.close()
+        counts, choice = counts or bool(flat.changes), other or choice
+        given = (stack, model, args, kwargs, dynamic_shapes)
+        return _capture(*given, says_compiling=says_compiling, counts=counts, choice=choice)
     _check_gradients(graph_module)
     graph_module.meta.setdefault(CONSTANTS, []).extend(flat.read)
     sizes = OpenSizes() if shapes is None else shapes.find_sizes()
@@ -163,6 +168,16 @@ def _capture(
     signature = _signature(flat, joint, inputs, sizes)
     as_traced = AsTraced(copied, metadata.num_forward)
     return CapturedGraph(graph_module, joint, signature, flat, metadata.num_forward, as_traced, sizes)
+
+
+def _reconsider(flat: FlatModule, joint: JointWithDescriptors) -> Choice | None:
+    """Say what another trace has to take, if anything else, of what the model sets its attributes to."""
+    if not flat.kept.attributes:
+        return None
+    placeholders = joint.graph_module.graph.find_nodes(op="placeholder")
+    state = dict(zip((*joint.params_spec, *joint.buffers_spec), placeholders, strict=False))
+    constants = {id(t) for t in (*find_constants(joint.graph_module), *flat.read)}
+    return flat.kept.reconsider(constants, {state_name(name) for name, node in state.items() if not node.users})
 
 
 def _trace(stack: contextlib.ExitStack, flat: FlatModule, tensors: tuple[torch.Tensor, ...]) -> JointWithDescriptors:
@@ -222,6 +237,7 @@ def _signature(
         conditions=sizes.conditions,
         partly_written=find_partly_written(joint.graph_module.graph, mutated),
         indices=find_index_bounds(joint.graph_module.graph),
+        kept=flat.kept.specs(),
     )
 
 

@@ -14,17 +14,19 @@ from typing import Any
 import torch
 from torch.utils import _pytree as pytree
 
+from retrograd.frontend.doors.kept_state import HOLDER, NOTHING_KEPT, Choice, KeptState, user_name
 from retrograd.frontend.doors.unregistered_objects import take_apart
 from retrograd.frontend.hooks.pack_hooks import HookTracker
 from retrograd.frontend.python.argument_answers import Answer, Answers, ToldOfArgument, answering
 from retrograd.frontend.python.holders import MadeTensors
+from retrograd.frontend.python.kept_attributes import contained, is_read_again
 from retrograd.frontend.python.python_calls_seen import PythonSeen, run_watched
 from retrograd.frontend.python.python_functions import is_programs, may_write
 from retrograd.frontend.python.python_places import PythonValues
 from retrograd.frontend.python.python_tables import told_of
 from retrograd.frontend.python.python_values import find_generators, find_values
 from retrograd.frontend.python.sanity_checks import CheckRecorder, SanityCheck
-from retrograd.frontend.python.side_effects import contained, refuse_counting, unchanged
+from retrograd.frontend.python.side_effects import refuse_counting, unchanged
 from retrograd.frontend.python.source_locations import SourceTracker
 from retrograd.frontend.traceable.masked_selections import Selection, refusal, settled
 from retrograd.frontend.traceable.module_hooks import OwnHooks
@@ -40,7 +42,12 @@ class FlatModule(torch.nn.Module):
     _call: Callable[..., Any]
 
     def __init__(
-        self, model: Callable[..., Any], in_spec: pytree.TreeSpec, leaves: Sequence[Any], says_compiling: bool = True
+        self,
+        model: Callable[..., Any],
+        in_spec: pytree.TreeSpec,
+        leaves: Sequence[Any],
+        says_compiling: bool = True,
+        choice: Choice = NOTHING_KEPT,
     ) -> None:
         super().__init__()
         self.says_compiling = says_compiling
@@ -54,6 +61,8 @@ class FlatModule(torch.nn.Module):
             model if isinstance(model, torch.nn.Module) else owner if isinstance(owner, torch.nn.Module) else None
         )
         self.name = type(model).__name__ if isinstance(model, torch.nn.Module) else getattr(model, "__qualname__", "")
+        self.kept = KeptState(choice)
+        self.add_module(HOLDER, self.kept.holder)
         # Around Module.__setattr__, which would register the model a second time under this name.
         self.__dict__["_call"] = model
         self.in_spec = in_spec
@@ -82,20 +91,39 @@ class FlatModule(torch.nn.Module):
         self.out_names: list[str] = []
 
     def forward(self, *tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        call = self._call_of(tensors)
+        if self.tracing:
+            return self._flattened(self._trace(call, tensors))
+        with self.kept.put_back():
+            self.kept.set_taken()
+            result = call()
+            self.kept.gather()
+        return self._flattened(result)
+
+    def run_in_eager(self, tensors: Sequence[torch.Tensor]) -> tuple[torch.Tensor, ...]:
+        """As the model runs by itself, with what is in its attributes, which it sets."""
+        result = self._call_of(tensors)()
+        self.kept.gather()
+        return self._flattened(result)
+
+    def _call_of(self, tensors: Sequence[torch.Tensor]) -> Callable[[], Any]:
         remaining = iter(tensors)
         leaves = [
             next(remaining) if is_tensor else leaf
             for leaf, is_tensor in zip(self._leaves, self._is_tensor, strict=True)
         ]
         args, kwargs = pytree.tree_unflatten(leaves, self.in_spec)
-        call = partial(self._call, *args, **kwargs)
-        result = self._trace(call, tensors) if self.tracing else call()
+        return partial(self._call, *args, **kwargs)
+
+    def _flattened(self, result: Any) -> tuple[torch.Tensor, ...]:
+        """The tensors that the model returns, then those that it sets its attributes to."""
         keyed, self.out_spec = pytree.tree_flatten_with_path(take_apart(result))
-        out_leaves = [leaf for _, leaf in keyed]
+        set_leaves, set_names = self.kept.hand_over()
+        out_leaves = [*(leaf for _, leaf in keyed), *set_leaves]
         if any(isinstance(leaf, Selection) for leaf in out_leaves):
             raise refusal("a result")
         # Kept for the constants among them only: a tensor of the trace must not outlive it.
-        self.out_names = ["output" + pytree.keystr(path) for path, _ in keyed]
+        self.out_names = ["output" + pytree.keystr(path) for path, _ in keyed] + set_names
         self.out_leaves = [TENSOR if isinstance(leaf, torch.Tensor) else leaf for leaf in out_leaves]
         return tuple(leaf for leaf in out_leaves if isinstance(leaf, torch.Tensor))
 
@@ -111,7 +139,7 @@ class FlatModule(torch.nn.Module):
         def run(primals: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:
             given = primals[state:]
             if not all(check.holds(given) for check in checks):
-                outputs: Sequence[torch.Tensor] = self(*given)
+                outputs: Sequence[torch.Tensor] = self.run_in_eager(given)
                 return outputs
             return call(primals)
 
@@ -130,31 +158,43 @@ class FlatModule(torch.nn.Module):
             HookTracker(),
             SourceTracker(self.made.note, self.read.append, self._given_names(tensors), seen.asked),
             given,
-            contained(self.model, self.made.place_of) as changed,
+            contained(self.model, self.made.place_of) as containment,
             noting,
             compiling(self.says_compiling),
             watched as of,
         ):
+            self.kept.set_taken()
             if self.python is not None:
                 result = settled(call())
+                self.kept.note(containment, self.made.place_of)
                 # What the model writes to each time: a run of it that looks into this would be in the graph.
                 self.changes |= {place.path for place in self.python.changed_places()}
                 return result
             modules = {} if self.model is None else dict(self.model.named_modules())
             generators = find_generators(self._call, modules)
             result = settled(run_watched(call, seen, generators))
+            self.kept.note(containment, self.made.place_of)
         recorder, answers = of
         self.checks, self.answers = tuple(recorder.checks), (*answers.found, *self._told(seen.asked))
-        self.python = find_values(self._call, modules, seen, changed)
+        kept = {(id(attribute.module), attribute.name) for attribute in self.kept.attributes}
+        self.python = find_values(self._call, modules, seen, containment.changed | kept)
         known = {id(generator) for generator in generators.values()}
         if others := {name: value for name, value in self.python.generators.items() if id(value) not in known}:
             self._again(lambda: run_watched(call, PythonSeen(), others), tensors, here)
         self.asks_compiling, self.hooks_graph = seen.asks_compiling, seen.hooks_graph
         self.may_write = any(is_programs(code) and may_write(code) for code in seen.codes)
-        if changed or self.python.steps or self.counts:
-            self._again(partial(refuse_counting, self.model, call, self.python), tensors, here)
+        if containment.changed or self.python.steps or self.counts or self.kept.first_set:
+            self._again(partial(refuse_counting, self.model, call, self.python, self.kept.forget), tensors, here)
             self.python = self.python.without(self.python.changed_places())
+        if self.kept.first_set:
+            self._again(partial(self._guard_first_set, call, tensors), tensors, here)
         return result
+
+    def _guard_first_set(self, call: Callable[[], Any], tensors: Sequence[torch.Tensor]) -> None:
+        """Where the model goes by what its attributes are set to for the first time, go by them."""
+        given = [*tensors, *self.parameters(), *self.buffers()]
+        if self.python is not None and is_read_again(call, [kept for kept, _ in self.kept.first_set], given):
+            self.python = self.python.with_more(self.kept.guards())
 
     def _given_names(self, tensors: Sequence[torch.Tensor]) -> dict[int, str]:
         """The names of parameters and buffers, and the numbers of arguments, by their identity in a trace."""
@@ -174,11 +214,13 @@ class FlatModule(torch.nn.Module):
         with (
             HookTracker(),
             SourceTracker(self.made.note, self.read.append),
-            contained(self.model, self.made.place_of),
+            contained(self.model, self.made.place_of) as containment,
             compiling(self.says_compiling),
             self._watched(tensors, owner),
         ):
+            self.kept.set_taken()
             run()
+            containment.take()
 
     @property
     def called(self) -> Callable[..., Any]:
@@ -213,7 +255,8 @@ class FlatModule(torch.nn.Module):
     ) -> Iterator[tuple[str, torch.Tensor]]:
         """Each buffer once for every module that holds it, whatever ``remove_duplicate`` says."""
         for path, module in self.named_modules(prefix=prefix):
-            yield from ((f"{path}.{name}", b) for name, b in module._buffers.items() if b is not None)
+            named = [(f"{path}.{name}", b) for name, b in module._buffers.items() if b is not None]
+            yield from ((name, b) for name, b in named if state_name(name) not in self.kept.choice.left_out)
 
 
 @contextlib.contextmanager
@@ -233,4 +276,4 @@ def compiling(says_so: bool) -> Iterator[None]:
 
 def state_name(qualified: str) -> str:
     """The name the user knows a parameter by: the flat module adds one level, which this takes off."""
-    return qualified.removeprefix("model.")
+    return user_name(qualified) if qualified.startswith(f"{HOLDER}.") else qualified.removeprefix("model.")

@@ -114,6 +114,10 @@ class PythonValues:
         places = tuple(place for place in self.places if id(place) not in known)
         return PythonValues(places, self.tensors, self.eager, self.steps, self.generators)
 
+    def with_more(self, more: Collection[Place]) -> PythonValues:
+        """The same, of more places."""
+        return PythonValues((*self.places, *more), self.tensors, self.eager, self.steps, self.generators)
+
     def are_in_eager(self) -> bool:
         """Whether what a trace has one value of is another one now."""
         return not all(place.has_same() for place in self.eager)

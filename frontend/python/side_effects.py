@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import contextlib
 from collections import OrderedDict, defaultdict
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -21,32 +21,13 @@ from retrograd.frontend.python.python_tables import ABSENT, torchs_own
 from retrograd.frontend.python.source_locations import CaptureError
 
 # The dicts of a module that hold what is known by name, and the modules in it.
-_TABLES = ("_parameters", "_buffers", "_modules")
+TABLES = ("_parameters", "_buffers", "_modules")
 
-_WHERE_KEPT = 'torch.compile(model, backend="retrograd") or retrograd.enable(), under which the model'
+WHERE_KEPT = 'torch.compile(model, backend="retrograd") or retrograd.enable(), under which the model'
 KEPT_REMEDY = (
     "return the tensor; if it is a cache that is filled once, call the model once before compiling it; or use "
-    f"{_WHERE_KEPT} keeps it"
+    f"{WHERE_KEPT} keeps it"
 )
-
-
-@contextlib.contextmanager
-def contained(model: torch.nn.Module | None, place_of: Callable[[torch.Tensor], str]) -> Iterator[set[tuple[int, str]]]:
-    """As :func:`restored`; ``place_of`` says where a tensor was computed, as a part of a sentence.
-
-    Raises:
-        CaptureError: the block set an attribute, buffer or parameter to another tensor; a compiled program would not.
-    """
-    modules = [] if model is None else list(model.named_modules())
-    before = [{name: dict(vars(module)[name]) for name in _TABLES} for _, module in modules]
-    known = {id(t) for _, module in modules for t in _attribute_tensors(module).values()}
-    # A recurrent layer keeps a list of its parameters, which it brings up to date.
-    known |= {id(t) for _, module in modules for t in (*module._parameters.values(), *module._buffers.values())}
-    with restored(model) as changed:
-        yield changed
-        for (path, module), tables in zip(modules, before, strict=True):
-            _refuse_new_state(path, module, tables, place_of)
-            _refuse_new_tensors(path, module, known, place_of)
 
 
 @contextlib.contextmanager
@@ -55,7 +36,7 @@ def restored(model: torch.nn.Module | None) -> Iterator[set[tuple[int, str]]]:
     that are attributes: hooks among them, which PyTorch keeps so. The block is given a set, which after it has the
     attributes that were other numbers or texts at its end, by the identity of their module, and name."""
     modules = [] if model is None else list(model.modules())
-    before = [{name: dict(vars(module)[name]) for name in _TABLES} | {"": dict(vars(module))} for module in modules]
+    before = [{name: dict(vars(module)[name]) for name in TABLES} | {"": dict(vars(module))} for module in modules]
     contents = [
         (id(module), name, _Contents(value), name in torchs_own(module))
         for module in modules
@@ -72,7 +53,7 @@ def restored(model: torch.nn.Module | None) -> Iterator[set[tuple[int, str]]]:
             changed |= {
                 (id(module), name) for name, a, b in pairs if (is_plain(a) or is_plain(b)) and not is_same_value(a, b)
             }
-            for name in _TABLES:
+            for name in TABLES:
                 _restore(vars(module)[name], tables[name])
             _restore(vars(module), tables[""])
         for owner, name, content, is_torchs in contents:
@@ -146,52 +127,16 @@ def refuse_hooks_of_all_modules() -> None:
         )
 
 
-def _refuse_new_state(
-    path: str, module: torch.nn.Module, tables: Mapping[str, Mapping[str, Any]], place_of: Callable[[torch.Tensor], str]
+def refuse_counting(
+    model: torch.nn.Module | None,
+    call: Callable[[], Any],
+    python: PythonValues,
+    put_back: Callable[[], None] = lambda: None,
 ) -> None:
-    for table in ("_parameters", "_buffers"):
-        for name, tensor in vars(module)[table].items():
-            if tensor is not tables[table].get(name):
-                where = "" if tensor is None else place_of(tensor)
-                raise CaptureError(
-                    f"the model sets its {table[1:-1]} {_join(path, name)!r} to another tensor{where}",
-                    f"write to it in place: self.{name}.copy_(...), or self.{name} += ...; "
-                    f"or use {_WHERE_KEPT} sets it",
-                )
-
-
-def _refuse_new_tensors(
-    path: str, module: torch.nn.Module, known: set[int], place_of: Callable[[torch.Tensor], str]
-) -> None:
-    # torch's own weight_norm, spectral_norm and pruning are hooks that work an attribute out anew for each forward.
-    derived = {
-        getattr(hook, "name", getattr(hook, "_tensor_name", None)) for hook in module._forward_pre_hooks.values()
-    }
-    for name, tensor in _attribute_tensors(module).items():
-        if id(tensor) not in known and name.partition("[")[0] not in derived:
-            raise CaptureError(
-                f"the model keeps a tensor in its attribute {_join(path, name)!r}, where a compiled program puts none"
-                f"{place_of(tensor)}",
-                KEPT_REMEDY,
-            )
-
-
-def _attribute_tensors(module: torch.nn.Module) -> dict[str, torch.Tensor]:
-    """Tensors in the attributes of a module that are neither parameters nor buffers, and in containers there."""
-    attributes = {name: value for name, value in vars(module).items() if name not in _TABLES}
-    keyed, _ = pytree.tree_flatten_with_path(attributes)
-    # The first key is the attribute's name: ['last'][0] becomes last[0].
-    return {
-        str(path[0].key) + pytree.keystr(path[1:]): leaf  # type: ignore[attr-defined]
-        for path, leaf in keyed
-        if isinstance(leaf, torch.Tensor)
-    }
-
-
-def refuse_counting(model: torch.nn.Module | None, call: Callable[[], Any], python: PythonValues) -> None:
     """Refuse a model that computes with what it changes itself, as by the number of its calls.
 
-    It is run twice, the second time with what the first left in its attributes, and in the values of ``python``.
+    It is run twice, the second time with what the first left in its attributes, and in the values of ``python``, but
+    for what ``put_back`` puts back.
 
     Raises:
         CaptureError: the second run calls other functions, or with other numbers; names the attributes.
@@ -200,14 +145,20 @@ def refuse_counting(model: torch.nn.Module | None, call: Callable[[], Any], pyth
     if any(isinstance(module, torch.nn.RNNBase) for module in modules):
         # A recurrent layer brings what it keeps of its parameters up to date where it finds others than last time.
         call()
-    before = [(m, name, value) for m in modules for name, value in vars(m).items() if is_plain(value)]
+    before = [dict(vars(module)) for module in modules]
     trails = []
     for _ in range(2):
         with OpTrail() as trail:
             call()
         trails.append(trail.steps)
+        put_back()
     if trails[0] != trails[1]:
-        changed = {name for m, name, value in before if not is_same_value(vars(m).get(name, ABSENT), value)}
+        changed = {
+            name
+            for module, known in zip(modules, before, strict=True)
+            for name, value in vars(module).items()
+            if is_plain(value) and not is_same_value(value, known.get(name, ABSENT))
+        }
         changed |= {place.path for place in python.changed_places()}
         raise CaptureError(
             f"the model computes otherwise each time that it is called, by what it sets itself: "
@@ -217,15 +168,18 @@ def refuse_counting(model: torch.nn.Module | None, call: Callable[[], Any], pyth
 
 
 class OpTrail(TorchFunctionMode):
-    """Notes which functions of torch are called with which numbers and texts."""
+    """Notes which functions of torch are called with which numbers and texts, and whether with one of ``watched``."""
 
-    def __init__(self) -> None:
+    def __init__(self, watched: Sequence[torch.Tensor] = ()) -> None:
         super().__init__()
         self.steps: list[tuple[Any, ...]] = []
+        self.meets_watched = False
+        self._watched = {id(tensor): tensor for tensor in watched}
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         leaves = pytree.tree_leaves((args, kwargs or {}))
         self.steps.append((func, *(repr(leaf) for leaf in leaves if is_plain(leaf))))
+        self.meets_watched |= any(id(leaf) in self._watched for leaf in leaves)
         return func(*args, **(kwargs or {}))
 
 
@@ -286,7 +240,3 @@ def _values(container: Any) -> list[Any]:
 def _is_container(value: Any) -> bool:
     """Whether it is a dict, list or set with the methods of one."""
     return type(value) in (dict, OrderedDict, defaultdict, list, set)
-
-
-def _join(path: str, name: str) -> str:
-    return f"{path}.{name}" if path else name

@@ -216,6 +216,11 @@ def capture_error(error: Exception) -> CaptureError:
             f"a tensor's contents are handed to NumPy or another library, which no graph records{where}",
             f"compute it outside of the model and pass the result as an argument; {IN_PARTS}",
         )
+    if _WRITES_CONSTANT in first:
+        return CaptureError(
+            f"the model writes to a tensor that is neither a parameter, a buffer nor an argument{where}",
+            'make it a buffer: self.register_buffer("name", tensor, persistent=False); or pass it as an argument',
+        )
     op = _untraceable_op(error)
     if op is not None:
         return CaptureError(
@@ -243,6 +248,8 @@ def _untraceable_op(error: Exception) -> str | None:
     return str(ops[-1]) if ops else None
 
 
+# What PyTorch says where a tensor of a trace is written into one that is none.
+_WRITES_CONSTANT = "mutating a non-functional tensor with a functional tensor"
 # How PyTorch's errors begin where a tensor of a trace is asked for its memory.
 _LEAVES_TORCH = (".numpy() is not supported for tensor subclasses", "Cannot access data pointer of Tensor")
 _DATA_DEPENDENT = {

@@ -28,10 +28,11 @@ from retrograd.frontend.hooks.pack_hooks import hidden_hooks
 from retrograd.frontend.islands.island_choice import draws_numbers
 from retrograd.frontend.layers.random_ops import find_seed
 from retrograd.frontend.preparation.graph_memory import available_bytes, peak_bytes
+from retrograd.frontend.python.kept_attributes import contained
 from retrograd.frontend.python.python_calls_seen import generators_kept
 from retrograd.frontend.python.python_contents import is_plain
 from retrograd.frontend.python.python_values import find_generators
-from retrograd.frontend.python.side_effects import contained, unchanged
+from retrograd.frontend.python.side_effects import unchanged
 from retrograd.frontend.python.source_locations import CaptureError, is_user_file
 from retrograd.frontend.verification.first_call import SHARE, has_collectives, random_states, set_random_states
 from retrograd.frontend.verification.first_comparison import forward_tolerance, run_eager, tolerance_of

@@ -16,7 +16,7 @@ from retrograd.contract.reading import ManifestError, read_as, read_fields, read
 from retrograd.contract.signature import Signature
 from retrograd.contract.tensors import FunctionSpec
 
-FORMAT_VERSION = 2
+FORMAT_VERSION = 3
 """The only manifest format that this release writes and reads."""
 
 PACKAGES = {

@@ -104,6 +104,24 @@ class OutputSpec(_Leaf):
 
 
 @dataclass(frozen=True)
+class KeptSpec:
+    """Describes an attribute ``name`` of the module at the path ``module``, a buffer if ``is_buffer``, and the tree of
+    outputs that a call sets it to, ``tree`` as torch writes it. ``taken`` is the tree of the tensors that the program takes from it, the
+    last of its buffers; ``None`` where it takes none, or where it is a buffer, which is one of those by itself."""
+
+    module: str
+    name: str
+    is_buffer: bool
+    tree: str
+    taken: str | None = None
+
+    @property
+    def qualified(self) -> str:
+        """The path of the module, and the name."""
+        return f"{self.module}.{self.name}" if self.module else self.name
+
+
+@dataclass(frozen=True)
 class Signature:
     """Arguments and results of a captured program; tensors of the graph are params, then buffers, then tensor inputs.
 
@@ -112,7 +130,7 @@ class Signature:
     those of them of which it may overwrite a part. ``autocast`` is what ``torch.autocast`` was set to: a dtype for each
     type of device that it was on for. ``training`` is the mode of each module by its path. ``sizes`` differ from call
     to call; ``conditions`` on them were taken for granted by the trace. ``indices`` say which arguments are indices,
-    and of what.
+    and of what. ``kept`` are attributes that a call sets, to the last of the outputs.
     """
 
     params: tuple[StateSpec, ...]
@@ -128,6 +146,7 @@ class Signature:
     conditions: tuple[Condition, ...] = ()
     partly_written: tuple[int, ...] = ()
     indices: tuple[IndexBound, ...] = ()
+    kept: tuple[KeptSpec, ...] = ()
 
     @property
     def tensor_inputs(self) -> tuple[StateSpec, ...]:

@@ -33,6 +33,10 @@ class OtherAnswersError(OtherProgramError):
     """The model asks about its arguments' contents, and the answer is another one than when it was compiled."""
 
 
+class OtherStateError(OtherProgramError):
+    """An attribute that the model sets holds something else than when the program was compiled."""
+
+
 class MissingGradientError(OtherProgramError):
     """A tensor requires grad now, and did not when the program was compiled, which has no gradient of it."""
 
@@ -154,6 +158,10 @@ class CallingConvention:
                 )
         self._indices = [IndexCheck(bound) for bound in signature.indices]
         self._autocast = signature.autocast
+        self._kept = [pytree.treespec_loads(kept.tree) for kept in signature.kept]
+        # The last of the state are those in attributes that are no buffers: another program may take what is there.
+        taken = [pytree.treespec_loads(kept.taken) for kept in signature.kept if kept.taken is not None]
+        self._first_taken = len(states) - sum(tree.num_leaves for tree in taken)
         self._in_spec = in_spec or _load_tree(signature.in_tree)
         self._out_spec = out_spec or _load_tree(signature.out_tree)
         takes_tensors = all(isinstance(i, ExpectedTensor) for i in self.inputs)
@@ -205,13 +213,18 @@ class CallingConvention:
         """Where to expect a tensor of the signature: None for where it was when compiled."""
         return None if self._copies_to is not None and type_.device == "cpu" else device
 
-    def unflatten(self, tensors: Sequence[torch.Tensor]) -> Any:
-        """Returns what the model returns, from its tensor outputs in order."""
+    def unflatten(self, tensors: Sequence[torch.Tensor]) -> tuple[Any, list[Any]]:
+        """Returns what the model returns, and what it sets its attributes to, from its tensor outputs in order."""
         given = iter(tensors if self._copies_to is None else self._returned(tensors))
         leaves = [output.constant if output.kind == CONSTANT else next(given) for output in self.outputs]
+        kept: list[Any] = []
+        for tree in reversed(self._kept):
+            place = len(leaves) - tree.num_leaves
+            kept.insert(0, pytree.tree_unflatten(leaves[place:], tree))
+            del leaves[place:]
         if self._out_spec is None:
-            return tuple(leaves)
-        return pytree.tree_unflatten(leaves, self._out_spec)
+            return tuple(leaves), kept
+        return pytree.tree_unflatten(leaves, self._out_spec), kept
 
     def _returned(self, tensors: Sequence[torch.Tensor]) -> Iterator[torch.Tensor]:
         """The results, those that were on the CPU when compiled there."""
@@ -226,12 +239,22 @@ class CallingConvention:
             ArgumentError: one is not; names it.
         """
         if self._known_state.find(tensors) is None:
-            for expected, tensor in zip(self.state, tensors, strict=True):
+            for expected, tensor in zip(self.state[: self._first_taken], tensors, strict=False):
                 expected.check(tensor)
+            self._check_taken(tensors)
             if torch.is_grad_enabled():
                 # Otherwise one that requires grad may be right where it is not else.
                 self._known_state.learn(tensors)
         return self._brought(list(tensors))
+
+    def _check_taken(self, tensors: Sequence[Any]) -> None:
+        for expected, tensor in zip(self.state[self._first_taken :], tensors[self._first_taken :], strict=True):
+            try:
+                expected.check(tensor)
+            except OtherProgramError:
+                raise
+            except ArgumentError as error:
+                raise OtherStateError(str(error)) from error
 
     def check_memory(self, primals: Sequence[torch.Tensor]) -> None:
         """Raise :class:`ArgumentError` where the program writes to a tensor whose memory an argument shares, or to a

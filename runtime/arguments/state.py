@@ -5,13 +5,15 @@
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, MutableMapping, Sequence
 from typing import Any
 
 import torch
 from torch.nn.modules import module as torch_module
+from torch.utils import _pytree as pytree
 
-from retrograd.runtime.arguments.calling import ArgumentError
+from retrograd.contract.signature import KeptSpec
+from retrograd.runtime.arguments.calling import ArgumentError, OtherStateError
 
 Found = tuple[Any, Any, torch.Tensor, str]
 """A tensor in a table that ``get`` looks up, by a key of it, and where that is in words."""
@@ -23,7 +25,7 @@ class ModelState:
     ``training`` is the mode that each module was compiled in, by its path. ``constants`` are tensors that the program
     holds copies of, as they were when this was made. ``find_own_hooks`` gives the keys of hooks in a module's table
     that the model registers itself when it runs, and that were registered while it was traced. ``found`` is where the
-    model finds tensors beside those of its modules' own attributes.
+    model finds tensors beside those of its modules' own attributes. ``kept`` are attributes that a call sets.
     """
 
     def __init__(
@@ -34,8 +36,12 @@ class ModelState:
         constants: Sequence[torch.Tensor] = (),
         find_own_hooks: Callable[[Mapping[int, object]], Collection[int]] = lambda _table: (),
         found: Sequence[Found] = (),
+        kept: Sequence[KeptSpec] = (),
     ) -> None:
         self._names = tuple(names)
+        self._kept_specs = tuple(kept)
+        self._kept = _Kept(kept, model)
+        own = self._names[: len(self._names) - self._kept.count_taken]
         self._training = training
         # Inference tensors count no versions.
         self._constants = [(t, t._version, _address(t)) for t in constants if not t.is_inference()]
@@ -62,16 +68,21 @@ class ModelState:
                 (siblings, name, child) for siblings in self._siblings for name, child in siblings.items()
             ]
             self._orders = [(siblings, tuple(siblings)) for siblings in self._siblings if len(siblings) > 1]
-            self._places = [_place(model, name) for name in self._names]
-            self._unset = [(table, path, name) for table, path, name in _state_places(model) if table[name] is None]
-            _refuse_more_state(model, self._names)
+            self._places = [_place(model, name) for name in own]
+            kept_names = {spec.qualified for spec in kept}
+            self._unset = [
+                (table, path, name)
+                for table, path, name in _state_places(model)
+                if table[name] is None and path not in kept_names
+            ]
+            _refuse_more_state(model, {*own, *kept_names})
             self._attributes += _find_attributes(model, known)
             self._tables = [table for m in model.modules() for table in (m._parameters, m._buffers)]
         elif model is not None:
             missing = [name for name in self._names if name not in model]
             if missing:
                 raise ArgumentError(f"no tensor for parameter or buffer {missing[0]!r} in the mapping given as model")
-            self._places = [(model, name) for name in self._names]
+            self._places = [(model, name) for name in own]
         self._table_size = sum(map(len, self._tables))
         self._find_own_hooks = find_own_hooks
         self._note_hooks()
@@ -82,7 +93,7 @@ class ModelState:
         Raises:
             ArgumentError: a parameter or buffer is missing.
         """
-        state = ModelState(self._names, model, self._training)
+        state = ModelState(self._names, model, self._training, kept=self._kept_specs)
         state._constants = self._constants
         state._contents, state._known_contents = self._contents, self._known_contents
         return state
@@ -94,7 +105,7 @@ class ModelState:
             ArgumentError: no model was given, or it has changed in what the program was compiled for: its mode, its
                 modules, their hooks, or a tensor that is part of the program.
         """
-        if len(self._places) != len(self._names):
+        if len(self._places) != len(self._names) - self._kept.count_taken or not self._kept.is_bound:
             raise ArgumentError(
                 f"the program has {len(self._names)} parameters and buffers: load it with model=..., or bind(model)"
             )
@@ -139,7 +150,11 @@ class ModelState:
                 raise _written_to(f"a tensor of shape {tuple(tensor.shape)}")
         if b"".join(self._contents) != self._known_contents:
             raise _written_to("a tensor")
-        return [place.get(name) for place, name in self._places]
+        return [*(place.get(name) for place, name in self._places), *self._kept.tensors()]
+
+    def keep(self, values: Sequence[Any]) -> None:
+        """Set the attributes that a call sets to these."""
+        self._kept.put(values)
 
     def _note_hooks(self) -> None:
         self._hook_count = sum(map(len, self._hooks))
@@ -158,6 +173,53 @@ class ModelState:
     def _find_added(self) -> str:
         known = {(id(siblings), name) for siblings, name, _ in self._children}
         return next(name for siblings in self._siblings for name in siblings if (id(siblings), name) not in known)
+
+
+class _Kept:
+    """The attributes that a call sets, in a model, or in a mapping of tensors by qualified name."""
+
+    def __init__(self, specs: Sequence[KeptSpec], model: torch.nn.Module | Mapping[str, torch.Tensor] | None) -> None:
+        self.is_bound = model is not None or not specs
+        self._places: list[tuple[MutableMapping[str, Any], str]] = []
+        self._taken: list[tuple[Mapping[str, Any], str, pytree.TreeSpec, str]] = []
+        trees = [None if spec.taken is None else pytree.treespec_loads(spec.taken) for spec in specs]
+        self.count_taken = sum(tree.num_leaves for tree in trees if tree is not None)
+        for spec, tree in zip(specs, trees, strict=True) if model is not None else ():
+            table, name = _table_of(spec, model)
+            self._places.append((table, name))
+            if tree is not None:
+                self._taken.append((table, name, tree, spec.qualified))
+
+    def tensors(self) -> list[torch.Tensor]:
+        """The tensors in those that the program takes.
+
+        Raises:
+            OtherStateError: something else is in one.
+        """
+        found: list[torch.Tensor] = []
+        for table, name, tree, qualified in self._taken:
+            leaves, spec = pytree.tree_flatten(table.get(name))
+            if spec != tree or not all(isinstance(leaf, torch.Tensor) for leaf in leaves):
+                raise OtherStateError(f"{qualified!r} holds other tensors than when it was compiled; compile again")
+            found += leaves
+        return found
+
+    def put(self, values: Sequence[Any]) -> None:
+        """Set the attributes."""
+        for (table, name), value in zip(self._places, values, strict=True):
+            table[name] = value
+
+
+def _table_of(
+    spec: KeptSpec, model: torch.nn.Module | Mapping[str, torch.Tensor] | None
+) -> tuple[MutableMapping[str, Any], str]:
+    """Give the dict that holds an attribute, and its name there."""
+    if isinstance(model, torch.nn.Module):
+        owner = model.get_submodule(spec.module)
+        return (owner._buffers if spec.is_buffer else vars(owner)), spec.name
+    if not isinstance(model, MutableMapping):
+        raise ArgumentError(f"the program sets {spec.qualified!r} at each call; give a dict, or a module, as model")
+    return model, spec.qualified
 
 
 def _find_attributes(model: torch.nn.Module, known: Collection[int]) -> list[Found]:
@@ -219,7 +281,7 @@ def _state_places(model: torch.nn.Module) -> Iterator[tuple[Mapping[str, torch.T
             yield from ((table, f"{path}.{name}" if path else name, name) for name in table)
 
 
-def _refuse_more_state(model: torch.nn.Module, names: Sequence[str]) -> None:
+def _refuse_more_state(model: torch.nn.Module, names: Collection[str]) -> None:
     """Raise :class:`ArgumentError` where ``model`` has a parameter or buffer that is none of ``names``: what it does
     with it, the program does not."""
     known = set(names)

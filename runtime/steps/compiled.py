@@ -121,7 +121,8 @@ class CompiledBackward:
     that were left open, any that fulfil its conditions.
     Where a Python value that the model reads is another one now, or a tensor requires grad that did not, it is compiled
     once more and both programs are kept: ``specializations`` has them, and is ``None`` for what was loaded.
-    Parameters and buffers are those of the model, read at each call; buffers are updated as eager does.
+    Parameters and buffers are those of the model, read at each call; buffers are updated as eager does, and attributes
+    set to the tensors that the model sets them to.
     """
 
     def __init__(self, parts: Parts) -> None:
@@ -161,7 +162,10 @@ class CompiledBackward:
         parts.convention.check_indices(primals)
         outputs = parts.call(primals)
         self._has_run = True
-        return parts.convention.unflatten(outputs)
+        result, kept = parts.convention.unflatten(outputs)
+        if kept:
+            parts.state.keep(kept)
+        return result
 
     def bind(self, model: torch.nn.Module | Mapping[str, torch.Tensor]) -> CompiledBackward:
         """The same program on the parameters and buffers of ``model``: a module, or tensors by qualified name.

@@ -39,7 +39,7 @@ def test_numbers_of_the_cpu_beside_tensors_of_a_gpu_are_copied_there() -> None:
     # The gradient comes back by way of the copy.
     history: Any = copied.grad_fn
     assert history.next_functions[0][0].variable is number
-    assert convention.unflatten([torch.ones(())]).device.type == "cpu"
+    assert convention.unflatten([torch.ones(())])[0].device.type == "cpu"
     with pytest.raises(
         ArgumentError, match=r"args\[1\]: expected torch.float32 of shape \(\) on cpu, found .* on meta"
     ):

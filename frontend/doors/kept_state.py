@@ -1,0 +1,203 @@
+# Part of the retrograd project, under the Apache License v2.0 with LLVM Exceptions.
+# SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+"""The attributes that a model sets at each call, as results of the traced function, and as arguments where it reads
+what is in them."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Collection, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch.utils import _pytree as pytree
+
+from retrograd.contract.signature import KeptSpec
+from retrograd.frontend.doors.signature import dump_tree
+from retrograd.frontend.python.kept_attributes import Containment, KeptAttribute, is_of_type, tensors_in
+from retrograd.frontend.python.python_places import Place
+from retrograd.frontend.python.python_tables import ABSENT
+from retrograd.frontend.python.side_effects import KEPT_REMEDY, WHERE_KEPT
+from retrograd.frontend.python.source_locations import CaptureError
+from retrograd.frontend.traceable.masked_selections import settled
+
+HOLDER = "taken_state"
+"""The submodule of the flat module that has the tensors of attributes which are no buffers."""
+# No name of a buffer has a point.
+_POINT = "/"
+
+
+@dataclass(frozen=True)
+class Choice:
+    """Says what a trace takes beside parameters and buffers: the tensors in the attributes ``taken``, and none of the
+    buffers ``left_out``, by qualified name, which the model sets without reading them."""
+
+    taken: tuple[KeptAttribute, ...] = ()
+    left_out: frozenset[str] = frozenset()
+
+
+NOTHING_KEPT = Choice()
+"""The choice for a model of which nothing is known."""
+
+
+class KeptState:
+    """The attributes that a model sets while it is traced, and again where it runs."""
+
+    def __init__(self, choice: Choice) -> None:
+        self.choice = choice
+        self.attributes: list[KeptAttribute] = []
+        # Those of them that had no tensor before, with what they had.
+        self.first_set: list[tuple[KeptAttribute, Any]] = []
+        # How what they are set to differs from what the program takes, by qualified name.
+        self.retyped: dict[str, str] = {}
+        self._values: list[Any] = []
+        self._specs: list[KeptSpec] = []
+        self.holder = torch.nn.Module()
+        self._taken = [(attribute, *pytree.tree_flatten(attribute.value)) for attribute in choice.taken]
+        for attribute, leaves, spec in self._taken:
+            if not all(isinstance(leaf, torch.Tensor) for leaf in leaves):
+                raise CaptureError(
+                    f"the model sets its attribute {attribute.qualified!r}, of tensors and other values, and reads it",
+                    f"keep tensors alone in it, and the rest in another attribute; or use {WHERE_KEPT} sets it",
+                )
+            self.holder._buffers.update(zip(_names_of(attribute, spec), leaves, strict=True))
+
+    def set_taken(self) -> None:
+        """Set what the program takes to the tensors in its place."""
+        for attribute, _, spec in self._taken:
+            attribute.put(pytree.tree_unflatten([self.holder._buffers[n] for n in _names_of(attribute, spec)], spec))
+
+    def note(self, containment: Containment, place_of: Callable[[torch.Tensor], str]) -> None:
+        """Note what the model has set, before it is put back."""
+        found = containment.take()
+        self.attributes, self.first_set, self.retyped = [k for k, _ in found], [], {}
+        self._values = [settled(attribute.value) for attribute in self.attributes]
+        self._specs = []
+        taken = {id(a.module): {b.name for b in self.choice.taken if b.module is a.module} for a in self.choice.taken}
+        for (attribute, before), value in zip(found, self._values, strict=True):
+            is_taken = attribute.name in taken.get(id(attribute.module), ())
+            self._note_type(attribute, before, value, place_of)
+            if not is_taken and not tensors_in(before):
+                self.first_set.append((attribute, before))
+            tree = dump_tree(pytree.tree_structure(value))
+            if tree is None:
+                raise CaptureError(
+                    f"the model keeps a {type(value).__name__} in its attribute {attribute.qualified!r}, where a "
+                    "compiled program puts none",
+                    KEPT_REMEDY,
+                )
+            given = dump_tree(pytree.tree_structure(before)) if is_taken else None
+            self._specs.append(KeptSpec(attribute.path, attribute.name, attribute.is_buffer, tree, given))
+
+    def _note_type(
+        self, attribute: KeptAttribute, before: Any, value: Any, place_of: Callable[[torch.Tensor], str]
+    ) -> None:
+        had, has = tensors_in(before), tensors_in(value)
+        if not had:
+            return
+        same_tree = pytree.tree_structure(before) == pytree.tree_structure(value) and len(had) == len(has)
+        other = next((pair for pair in zip(had, has, strict=False) if not is_of_type(pair[1], pair[0])), None)
+        if same_tree and other is None:
+            return
+        text = "to what has other tensors in it"
+        if same_tree and other is not None:
+            known, found = other
+            text = f"to a tensor {_describe(found, known)} where it was {_describe(known, found)}{place_of(found)}"
+        self.retyped[attribute.qualified] = text
+
+    def gather(self) -> None:
+        """Note what the attributes are set to now, after a run that is no trace."""
+        self._values = [attribute.value for attribute in self.attributes]
+
+    @contextlib.contextmanager
+    def put_back(self) -> Iterator[None]:
+        """Put the attributes back after the block, as they were before it."""
+        attributes = [*self.attributes, *self.choice.taken]
+        before = [attribute.value for attribute in attributes]
+        try:
+            yield
+        finally:
+            for attribute, value in zip(attributes, before, strict=True):
+                attribute.put(value)
+
+    def forget(self) -> None:
+        """Have the attributes that had no tensor before be what they were."""
+        for attribute, value in self.first_set:
+            attribute.put(value)
+
+    def hand_over(self) -> tuple[list[Any], list[str]]:
+        """The leaves of what the attributes are set to, and a name for each; a tensor of a trace is not to outlive
+        it."""
+        leaves, names = [], []
+        for attribute, value in zip(self.attributes, self._values, strict=True):
+            for path, leaf in pytree.tree_flatten_with_path(value)[0]:
+                leaves.append(leaf)
+                names.append(f"new.{attribute.qualified}{pytree.keystr(path)}")
+        self._values = []
+        return leaves, names
+
+    def specs(self) -> tuple[KeptSpec, ...]:
+        """The attributes for a signature, in the order of their leaves."""
+        return tuple(self._specs)
+
+    def guards(self) -> list[Place]:
+        """The attributes that had no tensor, as what the model goes by: once they are set, it does something else.
+
+        Raises:
+            CaptureError: what an attribute had is no number, text or ``None``.
+        """
+        for attribute, before in self.first_set:
+            if before is not ABSENT and not isinstance(before, bool | int | float | str | None):
+                raise CaptureError(
+                    f"the model keeps a tensor in its attribute {attribute.qualified!r}, and goes by whether it has "
+                    "one",
+                    KEPT_REMEDY,
+                )
+        return [Place(k.qualified, k.table, k.name, before) for k, before in self.first_set]
+
+    def reconsider(self, constants: Collection[int], unread: Collection[str]) -> Choice | None:
+        """Say what another trace has to take, of attributes whose tensors are ``constants`` of this one, by identity, and of
+        buffers of which this one has ``unread``; ``None`` where this one will do.
+
+        Raises:
+            CaptureError: the model reads what it sets to a tensor of another type.
+        """
+        others = [k for k in self.attributes if not k.is_buffer and k not in self.choice.taken]
+        read = [k for k in others if any(id(tensor) in constants for tensor in k.tensors())]
+        taken, left_out = {k.qualified for k in self.choice.taken}, set(self.choice.left_out)
+        for attribute in self.attributes:
+            name = attribute.qualified
+            if name not in self.retyped or name in left_out or (attribute in others and attribute not in read):
+                continue
+            if attribute.is_buffer and name in unread:
+                left_out.add(name)
+            elif attribute.is_buffer or name in taken or attribute in read:
+                kind = "buffer" if attribute.is_buffer else "attribute"
+                raise CaptureError(
+                    f"the model sets its {kind} {name!r}, which it reads, {self.retyped[name]}",
+                    "give it the same shape and dtype each time (of a queue that grows, its last n rows); if it has "
+                    "the same from the second call on, call the model once before compiling it; or use "
+                    f"{WHERE_KEPT} sets it",
+                )
+        if not read and left_out == self.choice.left_out:
+            return None
+        return Choice((*self.choice.taken, *read), frozenset(left_out))
+
+
+def user_name(holder_name: str) -> str:
+    """Give the name that the user has for a tensor of the holder: ``rnn.hidden[0]``."""
+    return holder_name.removeprefix(f"{HOLDER}.").replace(_POINT, ".")
+
+
+def _names_of(attribute: KeptAttribute, spec: pytree.TreeSpec) -> list[str]:
+    """The names in the holder of the tensors of an attribute, which are put together so."""
+    paths, _ = pytree.tree_flatten_with_path(pytree.tree_unflatten([0] * spec.num_leaves, spec))
+    return [(attribute.qualified + pytree.keystr(path)).replace(".", _POINT) for path, _ in paths]
+
+
+def _describe(tensor: torch.Tensor, beside: torch.Tensor) -> str:
+    """Its shape, and its dtype and device where these are not those of the other."""
+    parts = [f"of shape {tuple(tensor.shape)}"]
+    parts += [str(tensor.dtype)] if tensor.dtype != beside.dtype else []
+    return " ".join([*parts, *([f"on {tensor.device}"] if tensor.device != beside.device else [])])

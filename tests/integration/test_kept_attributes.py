@@ -1,0 +1,219 @@
+# Part of the retrograd project, under the Apache License v2.0 with LLVM Exceptions.
+# SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+"""Attributes and buffers that a model sets to other tensors are set by each call, as in eager."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.utils import _pytree as pytree
+
+import retrograd
+
+
+def batch(seed: int) -> Tensor:
+    return torch.randn(2, 3, generator=torch.Generator().manual_seed(seed))
+
+
+class Base(nn.Module):
+    center: Tensor
+    step: Tensor
+    queue: Tensor
+    result: Tensor
+    none: Tensor | None
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(3, 3)
+        self.register_buffer("center", torch.zeros(3))
+        self.register_buffer("step", torch.tensor(0))
+        self.register_buffer("queue", torch.randn(4, 3))
+        self.register_buffer("result", torch.zeros(1))
+        self.register_buffer("none", None)
+        self.mean = torch.zeros(3)
+        self.hidden: tuple[Tensor, Tensor] | None = None
+        self.kept: Any = None
+
+
+class Running(Base):
+    """DINO's center, MoCo's queue, a count of steps, a mean that is no buffer, and what is kept to look at."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        with torch.no_grad():
+            self.center = self.center * 0.9 + self.linear(x).mean(0) * 0.1
+        self.step = self.step + 1
+        y: Tensor = self.linear(x) - self.center - self.mean
+        similar = y @ self.queue.t() / self.step
+        self.mean = torch.lerp(self.mean, y.detach().mean(0), 0.1)
+        self.queue = torch.cat([self.queue, y.detach()])[-4:]
+        self.kept = {"loss": y.square().sum(), "rows": [y.detach(), x]}
+        self.result, self.none = y, y.detach().sum(0)
+        return similar.softmax(-1)
+
+
+class Remembers(Base):
+    """A cell whose state begins when it is first called."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.hidden is None:
+            self.hidden = (torch.zeros_like(x), torch.zeros_like(x))
+        h, c = self.hidden
+        c = c * 0.5 + self.linear(x)
+        h = torch.tanh(c + h)
+        self.hidden = (h.detach(), c.detach())
+        return h
+
+
+class Inner(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = Remembers(), Running()
+
+    def forward(self, x: Tensor) -> Tensor:
+        result: Tensor = self.second(self.first(x))
+        return result
+
+
+class Caches(Base):
+    def forward(self, x: Tensor) -> Tensor:
+        if not hasattr(self, "table"):
+            self.table = torch.arange(3.0)
+        return self.table * torch.relu(self.linear(x))
+
+
+def state(model: nn.Module) -> list[Any]:
+    """What is in the attributes of all modules, tensors or not."""
+    tables = [table for module in model.modules() for table in (vars(module), module._buffers, module._parameters)]
+    names = [sorted(name for name in table if name not in ("_modules", "_buffers", "_parameters")) for table in tables]
+    return [
+        leaf for table, own in zip(tables, names, strict=True) for n in own for leaf in pytree.tree_leaves(table[n])
+    ]
+
+
+def check_state(found: nn.Module, expected: nn.Module) -> None:
+    for a, b in zip(state(found), state(expected), strict=True):
+        if isinstance(b, Tensor):
+            torch.testing.assert_close(a, b)
+            assert a.requires_grad == b.requires_grad
+    for p, q in zip(found.parameters(), expected.parameters(), strict=True):
+        torch.testing.assert_close(p.grad, q.grad)
+
+
+@pytest.mark.parametrize(("kind", "others"), [(Running, 0), (Inner, 1), (Caches, 1)])
+def test_attributes_are_set_as_in_eager(kind: Callable[[], nn.Module], others: int) -> None:
+    model = kind()
+    expected = copy.deepcopy(model)
+    before = dict(vars(model))
+    step = retrograd.compile_backward(model, (batch(0),))
+    assert vars(model) == before
+    for seed in range(3):
+        for one, call in ((model, step), (expected, expected)):
+            call(batch(seed)).square().sum().backward()
+            assert all(t.is_leaf for t in one.parameters())
+        check_state(model, expected)
+    assert step.specializations is not None and len(step.specializations.texts) == others
+
+
+def test_gradient_of_what_is_kept() -> None:
+    model = Running()
+    expected = copy.deepcopy(model)
+    step = retrograd.compile_backward(model, (batch(0),), verify=True)
+    for one, call in ((model, step), (expected, expected)):
+        (call(batch(0)).square().sum() + one.kept["loss"] + one.result.sum()).backward()
+    check_state(model, expected)
+
+
+def test_other_values_put_in_between() -> None:
+    """A state that is put back to its beginning, a buffer that is written to, and gradients that are off."""
+    model = Inner()
+    expected = copy.deepcopy(model)
+    step = retrograd.compile_backward(model, (batch(0),))
+    for seed in range(6):
+        for one, call in ((model, step), (expected, expected)):
+            if seed == 3:
+                one.first.hidden, one.second.mean = None, torch.ones(3)
+                one.second.queue.mul_(2)
+            with torch.set_grad_enabled(seed != 4):
+                result = call(batch(seed))
+            if seed != 4:
+                result.square().sum().backward()
+        check_state(model, expected)
+
+
+def test_saved_and_bound(tmp_path: Path) -> None:
+    model = Running()
+    expected, other = copy.deepcopy(model), copy.deepcopy(model)
+    step = retrograd.compile_backward(model, (batch(0),))
+    step.save(tmp_path / "model.vmfb")
+    loaded = retrograd.load(tmp_path / "model.vmfb", other)
+    third = copy.deepcopy(model)
+    bound = step.bind(third)
+    for seed in range(2):
+        for call in (expected, loaded, bound):
+            call(batch(seed)).square().sum().backward()
+        check_state(other, expected)
+        check_state(third, expected)
+    held = {**dict(expected.named_parameters()), **dict(expected.named_buffers()), "mean": expected.mean}
+    torch.testing.assert_close(retrograd.load(tmp_path / "model.vmfb", held)(batch(2)), expected(batch(2)))
+    torch.testing.assert_close(held["center"], expected.center)
+    torch.testing.assert_close(held["mean"], expected.mean)
+
+
+class Kinds(Base):
+    def forward(self, x: Tensor) -> Tensor:
+        self.step = self.step + 0.5
+        result: Tensor = self.linear(x) * self.step
+        return result
+
+
+class Mixed(Base):
+    def forward(self, x: Tensor) -> Tensor:
+        h = x if self.kept is None else self.kept[0] + x
+        self.kept = (self.linear(h).detach(), "text")
+        result: Tensor = self.linear(h)
+        return result
+
+
+class Writes(Base):
+    def forward(self, x: Tensor) -> Tensor:
+        rolled = self.mean.roll(1)
+        rolled[:1] = x.detach().sum()
+        self.mean = rolled
+        result: Tensor = self.linear(x) * rolled
+        return result
+
+
+def test_remedies_work() -> None:
+    """What is refused names a remedy, and by that compiles."""
+    model, x = Kinds(), batch(0)
+    with pytest.raises(retrograd.CaptureError, match=r"float32 where it was .*int64(?s:.*)call the model once before"):
+        retrograd.compile_backward(model, (x,))
+    model(x)
+    expected = copy.deepcopy(model)
+    step = retrograd.compile_backward(model, (x,))
+    for _ in range(2):
+        torch.testing.assert_close(step(x), expected(x))
+    mixed = Mixed()
+    mixed(x)
+    with pytest.raises(
+        retrograd.CaptureError, match=r"attribute 'kept', of tensors and other values(?s:.*)alone in it"
+    ):
+        retrograd.compile_backward(mixed, (x,))
+    writes = Writes()
+    with pytest.raises(
+        retrograd.CaptureError, match=r"neither a parameter, a buffer nor an argument(?s:.*)register_buf"
+    ):
+        retrograd.compile_backward(writes, (x,))
+    mean = writes.mean
+    del writes.mean
+    writes.register_buffer("mean", mean)
+    again = copy.deepcopy(writes)
+    step = retrograd.compile_backward(writes, (x,))
+    for _ in range(2):
+        torch.testing.assert_close(step(x), again(x))
