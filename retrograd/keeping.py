@@ -36,7 +36,8 @@ def _is_plain(captured: CapturedGraph, built: Build) -> bool:
     is_open = captured.sizes.sizes or captured.signature.conditions
     outputs_are_tensors = all(output.kind != CONSTANT for output in captured.signature.outputs)
     packs = staged.narrowed or staged.notes or find_constants(captured.graph_module)
-    return is_whole and outputs_are_tensors and not (asks or is_open or packs or captured.signature.kept)
+    sets = captured.signature.kept or captured.signature.requiring
+    return is_whole and outputs_are_tensors and not (asks or is_open or packs or sets)
 
 
 def _describe(

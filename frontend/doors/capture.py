@@ -10,7 +10,7 @@ errors that name the user's lines, and the traced graph into one that the import
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -129,12 +129,15 @@ def _capture(
     says_compiling: bool,
     counts: bool = False,
     choice: Choice = NOTHING_KEPT,
+    requiring: Collection[int] = (),
 ) -> CapturedGraph:
     leaves, in_spec = pytree.tree_flatten((tuple(args), kwargs))
     flat = FlatModule(model, in_spec, leaves, says_compiling, choice)
     tensors = tuple(leaf for leaf in leaves if isinstance(leaf, torch.Tensor))
+    tensors = tuple(t.detach().requires_grad_() if i in requiring else t for i, t in enumerate(tensors))
+    leaves = _replaced(leaves, tensors)
     flat.examples, flat.counts = tensors, counts
-    inputs = input_specs(args, kwargs)
+    inputs = input_specs(*pytree.tree_unflatten(leaves, in_spec))
     flat.constants = {i.name: leaf for i, leaf in zip(inputs, leaves, strict=True) if i.type is None}
     _check_differentiable(flat, tensors)
     _check_memory_of_state(flat.model)
@@ -153,11 +156,11 @@ def _capture(
         raise kept
     graph_module = joint.graph_module
     other = _reconsider(flat, joint)
-    if other is not None or (flat.changes and not counts):
+    if other is not None or flat.requiring or (flat.changes and not counts):
         stack.close()
-        counts, choice = counts or bool(flat.changes), other or choice
+        counts, choice, requiring = counts or bool(flat.changes), other or choice, {*requiring, *flat.requiring}
         given = (stack, model, args, kwargs, dynamic_shapes)
-        return _capture(*given, says_compiling=says_compiling, counts=counts, choice=choice)
+        return _capture(*given, says_compiling=says_compiling, counts=counts, choice=choice, requiring=requiring)
     _check_gradients(graph_module)
     graph_module.meta.setdefault(CONSTANTS, []).extend(flat.read)
     sizes = OpenSizes() if shapes is None else shapes.find_sizes()
@@ -166,6 +169,8 @@ def _capture(
     _check_writes(metadata, len(joint.params_spec) + len(joint.buffers_spec) + len(tensors))
     inputs = _open_inputs(inputs, tensors, sizes)
     signature = _signature(flat, joint, inputs, sizes)
+    first = len(signature.primals) - len(tensors)
+    signature = replace(signature, requiring=tuple(first + i for i in sorted(requiring)))
     as_traced = AsTraced(copied, metadata.num_forward)
     return CapturedGraph(graph_module, joint, signature, flat, metadata.num_forward, as_traced, sizes)
 
@@ -202,6 +207,12 @@ def _trace(stack: contextlib.ExitStack, flat: FlatModule, tensors: tuple[torch.T
         raise kept if kept is not None and not is_about_contents(error) else capture_error(error) from error
     finally:
         flat.tracing = False
+
+
+def _replaced(leaves: Sequence[Any], tensors: Sequence[torch.Tensor]) -> list[Any]:
+    """The leaves, with these in the place of their tensors."""
+    remaining = iter(tensors)
+    return [next(remaining) if isinstance(leaf, torch.Tensor) else leaf for leaf in leaves]
 
 
 def _open_inputs(

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import contextlib
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from types import CodeType
 from typing import Any
@@ -27,7 +27,7 @@ from retrograd.frontend.python.python_tables import told_of
 from retrograd.frontend.python.python_values import find_generators, find_values
 from retrograd.frontend.python.sanity_checks import CheckRecorder, SanityCheck
 from retrograd.frontend.python.side_effects import refuse_counting, unchanged
-from retrograd.frontend.python.source_locations import SourceTracker
+from retrograd.frontend.python.source_locations import CaptureError, SourceTracker
 from retrograd.frontend.traceable.masked_selections import Selection, refusal, settled
 from retrograd.frontend.traceable.module_hooks import OwnHooks
 
@@ -86,6 +86,8 @@ class FlatModule(torch.nn.Module):
         # The tensors that are compiled for, whose contents answer what the model asks of its arguments.
         self.examples: tuple[torch.Tensor, ...] | None = None
         self.answers: tuple[Answer | ToldOfArgument, ...] = ()
+        # The numbers of arguments that did not require grad until the model said so.
+        self.requiring: set[int] = set()
         self.out_spec: pytree.TreeSpec | None = None
         self.out_leaves: list[Any] = []
         self.out_names: list[str] = []
@@ -156,7 +158,7 @@ class FlatModule(torch.nn.Module):
         seen = PythonSeen()
         with (
             HookTracker(),
-            SourceTracker(self.made.note, self.read.append, self._given_names(tensors), seen.asked),
+            SourceTracker(self.made.note, self.read.append, self._given_names(tensors), seen.asked, seen.requires),
             given,
             contained(self.model, self.made.place_of) as containment,
             noting,
@@ -174,6 +176,7 @@ class FlatModule(torch.nn.Module):
             generators = find_generators(self._call, modules)
             result = settled(run_watched(call, seen, generators))
             self.kept.note(containment, self.made.place_of)
+            self._note_requiring(tensors, seen.requires)
         recorder, answers = of
         self.checks, self.answers = tuple(recorder.checks), (*answers.found, *self._told(seen.asked))
         kept = {(id(attribute.module), attribute.name) for attribute in self.kept.attributes}
@@ -196,6 +199,22 @@ class FlatModule(torch.nn.Module):
         if self.python is not None and is_read_again(call, [kept for kept, _ in self.kept.first_set], given):
             self.python = self.python.with_more(self.kept.guards())
 
+    def _note_requiring(self, tensors: Sequence[torch.Tensor], lines: Mapping[str, str]) -> None:
+        """Note which arguments the model had require grad that did not; ``lines`` has where, by their numbers, and
+        where it did so to parameters and buffers, by their names.
+
+        Raises:
+            CaptureError: it had a parameter or buffer require grad.
+        """
+        for name, line in lines.items():
+            if not name.isdecimal():
+                raise CaptureError(
+                    f"the model has {name!r} require grad, which did not{line}",
+                    f"do so before it is compiled: {name}.requires_grad_()",
+                )
+            if tensors[int(name)].requires_grad:
+                self.requiring.add(int(name))
+
     def _given_names(self, tensors: Sequence[torch.Tensor]) -> dict[int, str]:
         """The names of parameters and buffers, and the numbers of arguments, by their identity in a trace."""
         named = {id(tensor): name for name, tensor in (*self.named_parameters(), *self.named_buffers())}
@@ -213,7 +232,7 @@ class FlatModule(torch.nn.Module):
         """Run what runs the model once more."""
         with (
             HookTracker(),
-            SourceTracker(self.made.note, self.read.append),
+            SourceTracker(self.made.note, self.read.append, self._given_names(tensors)),
             contained(self.model, self.made.place_of) as containment,
             compiling(self.says_compiling),
             self._watched(tensors, owner),

@@ -157,8 +157,8 @@ class KeptState:
         return [Place(k.qualified, k.table, k.name, before) for k, before in self.first_set]
 
     def reconsider(self, constants: Collection[int], unread: Collection[str]) -> Choice | None:
-        """Say what another trace has to take, of attributes whose tensors are ``constants`` of this one, by identity, and of
-        buffers of which this one has ``unread``; ``None`` where this one will do.
+        """Say what another trace has to take, of attributes whose tensors are ``constants`` of this one, by identity,
+        and of buffers, of which this one has not read ``unread``; ``None`` where this one will do.
 
         Raises:
             CaptureError: the model reads what it sets to a tensor of another type.

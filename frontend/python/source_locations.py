@@ -52,6 +52,9 @@ _NOT_TRACED = {
         "decide it outside of the model and pass it as an argument",
     ),
 }
+# What has a tensor require grad, or not.
+_SET_REQUIRES = torch.Tensor.requires_grad.__set__  # type: ignore[attr-defined]
+_HAS_REQUIRE = (torch.Tensor.requires_grad_, _SET_REQUIRES)
 # What gives a tensor's contents to Python.
 READS = (torch.Tensor.numpy, torch.Tensor.__array__, torch.Tensor.tolist, torch.Tensor.item)
 
@@ -81,7 +84,7 @@ class SourceTracker(TorchFunctionMode):
     traced as a constant and get no gradient. ``seen`` is called with what each function returns, and the user's
     line; ``read`` with tensors of the user's, neither parameters nor arguments, whose contents Python takes. What
     Python asks of parameters, buffers and arguments, ``given`` by their identity, is added to ``asked``, with the name
-    of each.
+    of each; to ``requires`` the names of those that are made to require grad, with the place.
     """
 
     def __init__(
@@ -90,12 +93,14 @@ class SourceTracker(TorchFunctionMode):
         read: Callable[[torch.Tensor], None],
         given: Mapping[int, str] | None = None,
         asked: set[tuple[str, str]] | None = None,
+        requires: dict[str, str] | None = None,
     ) -> None:
         super().__init__()
         self._seen = seen
         self._read = read
         self._given = given or {}
         self._asked = set() if asked is None else asked
+        self._requires = {} if requires is None else requires
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         frame = user_frame(sys._getframe(1))
@@ -123,6 +128,12 @@ class SourceTracker(TorchFunctionMode):
                 return func(*args, **(kwargs or {}))
         if func in _ASKS or func in _NOT_TRACED:
             self._note_asked(func, args, kwargs, sys._getframe(1), line)
+        if func in _HAS_REQUIRE and id(args[0]) in self._given:
+            if not args[0].requires_grad:
+                self._requires[self._given[id(args[0])]] = _at(frame)
+            elif func == _SET_REQUIRES and args[1]:
+                # No argument of a trace is a leaf.
+                return None
         result = func(*args, **(kwargs or {}))
         self._seen(result, line)
         return result
@@ -221,6 +232,12 @@ def capture_error(error: Exception) -> CaptureError:
             f"the model writes to a tensor that is neither a parameter, a buffer nor an argument{where}",
             'make it a buffer: self.register_buffer("name", tensor, persistent=False); or pass it as an argument',
         )
+    if first.startswith(_NO_LEAF):
+        return CaptureError(
+            f"the model has a tensor that requires grad require none, which no trace does{where}",
+            "do so before it is compiled, or use detach() of it: of a module's parameters, torch.func.functional_call("
+            "module, {name: p.detach() for name, p in module.named_parameters()}, args)",
+        )
     op = _untraceable_op(error)
     if op is not None:
         return CaptureError(
@@ -248,6 +265,8 @@ def _untraceable_op(error: Exception) -> str | None:
     return str(ops[-1]) if ops else None
 
 
+# How PyTorch's error begins where requires_grad_(False) meets a tensor of a trace.
+_NO_LEAF = "you can only change requires_grad flags of leaf variables"
 # What PyTorch says where a tensor of a trace is written into one that is none.
 _WRITES_CONSTANT = "mutating a non-functional tensor with a functional tensor"
 # How PyTorch's errors begin where a tensor of a trace is asked for its memory.

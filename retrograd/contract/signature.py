@@ -105,9 +105,10 @@ class OutputSpec(_Leaf):
 
 @dataclass(frozen=True)
 class KeptSpec:
-    """Describes an attribute ``name`` of the module at the path ``module``, a buffer if ``is_buffer``, and the tree of
-    outputs that a call sets it to, ``tree`` as torch writes it. ``taken`` is the tree of the tensors that the program takes from it, the
-    last of its buffers; ``None`` where it takes none, or where it is a buffer, which is one of those by itself."""
+    """Describes an attribute ``name`` of the module at the path ``module``, a buffer if ``is_buffer``, that a call sets
+    to a tree of outputs, ``tree`` as torch writes it. ``taken`` is the tree of the tensors that the program takes from
+    it, the last of its buffers; ``None`` where it takes none, or where it is a buffer, which is one of those by itself.
+    """
 
     module: str
     name: str
@@ -130,7 +131,8 @@ class Signature:
     those of them of which it may overwrite a part. ``autocast`` is what ``torch.autocast`` was set to: a dtype for each
     type of device that it was on for. ``training`` is the mode of each module by its path. ``sizes`` differ from call
     to call; ``conditions`` on them were taken for granted by the trace. ``indices`` say which arguments are indices,
-    and of what. ``kept`` are attributes that a call sets, to the last of the outputs.
+    and of what. ``kept`` are attributes that a call sets, to the last of the outputs, and
+    ``requiring`` the arguments, by number among all tensors, that the model itself has require grad.
     """
 
     params: tuple[StateSpec, ...]
@@ -147,6 +149,7 @@ class Signature:
     partly_written: tuple[int, ...] = ()
     indices: tuple[IndexBound, ...] = ()
     kept: tuple[KeptSpec, ...] = ()
+    requiring: tuple[int, ...] = ()
 
     @property
     def tensor_inputs(self) -> tuple[StateSpec, ...]:

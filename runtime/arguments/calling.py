@@ -158,6 +158,7 @@ class CallingConvention:
                 )
         self._indices = [IndexCheck(bound) for bound in signature.indices]
         self._autocast = signature.autocast
+        self._requiring = signature.requiring
         self._kept = [pytree.treespec_loads(kept.tree) for kept in signature.kept]
         # The last of the state are those in attributes that are no buffers: another program may take what is there.
         taken = [pytree.treespec_loads(kept.taken) for kept in signature.kept if kept.taken is not None]
@@ -284,6 +285,11 @@ class CallingConvention:
                         f"{self._name_of(j)} shares memory with {self._name_of(i)}, which the model writes to; "
                         "pass a clone() of it"
                     )
+
+    def set_requiring(self, primals: Sequence[torch.Tensor]) -> None:
+        """Have arguments require grad that the model itself has require it, as eager does to its caller's."""
+        for i in self._requiring:
+            primals[i].requires_grad_()
 
     def check_indices(self, primals: Sequence[torch.Tensor]) -> None:
         """Raise :class:`ArgumentError` where an index among ``primals`` is out of range, for which eager raises too."""

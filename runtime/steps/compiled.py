@@ -160,6 +160,7 @@ class CompiledBackward:
         _refuse_transforms(primals)
         parts.convention.check_memory(primals)
         parts.convention.check_indices(primals)
+        parts.convention.set_requiring(primals)
         outputs = parts.call(primals)
         self._has_run = True
         result, kept = parts.convention.unflatten(outputs)

@@ -403,3 +403,65 @@ def test_a_model_that_keeps_a_tensor_compiles_by_the_other_door() -> None:
         assert len(model.losses) == 2 * number + 2
         torch.testing.assert_close(model.losses[-1], kept)
         x = x * 2
+
+
+class Forces(nn.Module):
+    """A potential, which has its argument require grad to derive by it."""
+
+    def __init__(self, sets: bool) -> None:
+        super().__init__()
+        self.linear, self.sets = nn.Linear(3, 3), sets
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        if self.sets:
+            x.requires_grad = True
+        else:
+            x.requires_grad_()
+        energy = torch.tanh(self.linear(x)).square().sum()
+        (forces,) = torch.autograd.grad(energy, x, create_graph=True)
+        return energy, forces
+
+
+@pytest.mark.parametrize("sets", [False, True])
+def test_an_argument_that_the_model_has_require_grad(sets: bool, tmp_path: Path) -> None:
+    """Its gradient is one that the caller sees."""
+    model = Forces(sets)
+    step = retrograd.compile_backward(model, (torch.randn(2, 3),))
+    step.save(tmp_path / "model.vmfb")
+    for call in (step, retrograd.load(tmp_path / "model.vmfb", model)):
+        for given in (torch.randn(2, 3), torch.randn(2, 3, requires_grad=True)):
+            found, expected = given.detach().clone(), given.detach().clone()
+            for x, one in ((found, call), (expected, model)):
+                model.zero_grad()
+                sum(part.square().sum() for part in one(x)).backward()
+            assert found.requires_grad
+            torch.testing.assert_close(found.grad, expected.grad)
+
+
+def test_parameters_that_require_grad_while_the_model_runs() -> None:
+    def thaw(model: Any, x: Tensor) -> Tensor:
+        result: Tensor = model.linear.requires_grad_()(x)
+        return result
+
+    def freeze(model: Any, x: Tensor) -> Tensor:
+        for parameter in model.linear.parameters():
+            parameter.requires_grad_(False)
+        result: Tensor = model.linear(x) * model.counter
+        return result
+
+    def detached(model: Any, x: Tensor) -> Tensor:
+        frozen = {name: p.detach() for name, p in model.linear.named_parameters()}
+        result: Tensor = torch.func.functional_call(model.linear, frozen, (x,))
+        return result
+
+    x = randn(2, 3)
+    frozen = type("Frozen", (Base,), {"forward": thaw})()
+    frozen.linear.requires_grad_(False)
+    with pytest.raises(
+        retrograd.CaptureError, match=r"'linear.weight' require grad, which(?s:.*)before it is compiled"
+    ):
+        retrograd.compile_backward(frozen, (x,))
+    with pytest.raises(retrograd.CaptureError, match=r"require none, which no trace does(?s:.*)functional_call"):
+        retrograd.compile_backward(type("Freezes", (Base,), {"forward": freeze})(), (x,))
+    model = type("Detached", (Base,), {"forward": detached})()
+    torch.testing.assert_close(retrograd.compile_backward(model, (x,))(x), model(x))

@@ -4,6 +4,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 from torch import nn
@@ -12,8 +14,8 @@ from retrograd.frontend.python.kept_attributes import KeptAttribute, contained, 
 from retrograd.frontend.python.source_locations import CaptureError
 
 
-def make_model() -> nn.Module:
-    model = nn.Sequential(nn.Linear(2, 2), nn.BatchNorm1d(2))
+def make_model() -> Any:
+    model: Any = nn.Sequential(nn.Linear(2, 2), nn.BatchNorm1d(2))
     model[0].table = torch.zeros(2)
     model[0].listed = []
     return model
