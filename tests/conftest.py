@@ -230,7 +230,9 @@ class CpuTimes:
             terminalreporter.section(f"CPU seconds of {what}")
             for name, seconds in sorted(found.items(), key=lambda pair: -pair[1])[:most]:
                 terminalreporter.write_line(f"{seconds:8.1f}  {name}")
-        whole = _cpu_seconds() + self._of_workers
+        # What workers that ended took is among this process's children's too.
+        own = sum(resource.getrusage(resource.RUSAGE_SELF)[:2])
+        whole = own + self._of_workers if self._of_workers else _cpu_seconds()
         terminalreporter.write_line(
             f"{whole:8.1f}  in all: {sum(self.seconds.values()):.1f} of tests, and what they import"
         )

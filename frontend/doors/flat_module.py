@@ -12,6 +12,7 @@ from types import CodeType
 from typing import Any
 
 import torch
+from torch.fx import _symbolic_trace
 from torch.utils import _pytree as pytree
 
 from retrograd.frontend.doors.kept_state import HOLDER, NOTHING_KEPT, Choice, KeptState, user_name
@@ -22,8 +23,8 @@ from retrograd.frontend.python.holders import MadeTensors
 from retrograd.frontend.python.kept_attributes import contained, is_read_again
 from retrograd.frontend.python.python_calls_seen import PythonSeen, run_watched
 from retrograd.frontend.python.python_functions import is_programs, may_write
-from retrograd.frontend.python.python_places import PythonValues
-from retrograd.frontend.python.python_tables import told_of
+from retrograd.frontend.python.python_places import Place, PythonValues
+from retrograd.frontend.python.python_tables import ABSENT, told_of
 from retrograd.frontend.python.python_values import find_generators, find_values
 from retrograd.frontend.python.sanity_checks import CheckRecorder, SanityCheck
 from retrograd.frontend.python.side_effects import refuse_counting, unchanged
@@ -170,7 +171,8 @@ class FlatModule(torch.nn.Module):
                 result = settled(call())
                 self.kept.note(containment, self.made.place_of)
                 # What the model writes to each time: a run of it that looks into this would be in the graph.
-                self.changes |= {place.path for place in self.python.changed_places()}
+                changed_places = self.python.changed_places()
+                self.changes |= {place.path for place in changed_places if not _is_tracers(place)}
                 return result
             modules = {} if self.model is None else dict(self.model.named_modules())
             generators = find_generators(self._call, modules)
@@ -276,6 +278,13 @@ class FlatModule(torch.nn.Module):
         for path, module in self.named_modules(prefix=prefix):
             named = [(f"{path}.{name}", b) for name, b in module._buffers.items() if b is not None]
             yield from ((name, b) for name, b in named if state_name(name) not in self.kept.choice.left_out)
+
+
+def _is_tracers(place: Place) -> bool:
+    """Whether what is in a place now is of FX, which while it traces has calls and attributes of all modules go by
+    functions of its own around PyTorch's."""
+    found = place.table.get(place.name, ABSENT)
+    return getattr(found, "__globals__", None) is vars(_symbolic_trace) and found.__wrapped__ is place.value
 
 
 @contextlib.contextmanager

@@ -32,6 +32,8 @@ from torch.utils import checkpoint
 from retrograd.frontend.python.source_locations import CaptureError, is_user_file
 
 _CHECKPOINT = checkpoint.__file__
+# As `exec` names the file of what is no file's.
+_GENERATED = "<string>"
 _STDLIB = sysconfig.get_paths()["stdlib"]
 # As the profiler names functions in C.
 _CLOCKS = re.compile(r"<built-in method (time\.(?!sleep)\w+|now|utcnow|today|posix\.urandom|_?io\.open)>")
@@ -97,8 +99,9 @@ def run_watched(run: Callable[[], Any], seen: PythonSeen, generators: Mapping[st
     entries = profiler.getstats()
     seen.hooks_graph |= any(isinstance(entry.code, str) and _HOOKS.fullmatch(entry.code) for entry in entries)
     _refuse_seeding(run, entries, seeded)
+    of_pytorch = _generated_for_pytorch(entries)
     for entry in entries:
-        if isinstance(entry.code, str) or not _is_users(entry.code):
+        if isinstance(entry.code, str) or not _is_users(entry.code) or entry.code in of_pytorch:
             continue
         seen.codes.add(entry.code)
         for called in entry.calls or ():
@@ -110,6 +113,16 @@ def run_watched(run: Callable[[], Any], seen: PythonSeen, generators: Mapping[st
                 remedy = _FILE_REMEDY if clock is not None and clock.endswith("io.open") else _CLOCK_REMEDY
                 raise CaptureError(f"the model calls {clock}, {_FROZEN}{place}", remedy)
     return result
+
+
+def _generated_for_pytorch(entries: Sequence[Any]) -> set[CodeType]:
+    """Code without a file, of dataclasses say, that PyTorch alone calls: there is some at the first of several traces
+    that is not at the next, where what was parsed is kept."""
+    called: dict[bool, set[CodeType]] = {False: set(), True: set()}
+    for entry in entries:
+        by_others = isinstance(entry.code, str) or is_user_file(entry.code.co_filename)
+        called[by_others] |= {c.code for c in entry.calls or () if getattr(c.code, "co_filename", "") == _GENERATED}
+    return called[False] - called[True]
 
 
 def _refuse_seeding(run: Callable[[], Any], entries: Sequence[Any], before: torch.Tensor) -> None:

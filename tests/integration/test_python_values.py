@@ -25,6 +25,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 import retrograd
+from retrograd.frontend.doors import capture
 from retrograd.frontend.doors.capture import capture_joint
 
 GAIN = 1.0
@@ -483,6 +484,29 @@ class Counting(Model):
     def forward(self, x: Tensor) -> Tensor:
         self.calls += 1
         return super().forward(x) * (self.calls if self.unnamed else 1)
+
+
+def count_reads(model: Any) -> float:
+    model.config.unread += 1
+    return 1.0
+
+
+@pytest.mark.parametrize(("extra", "traces"), [(lambda model: 1.0, 1), (count_reads, 2)], ids=["none", "written"])
+def test_traced_again_where_it_writes(
+    extra: Callable[[Any], float], traces: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What the tracer itself puts in the place of PyTorch's functions is nothing that the model writes to."""
+    traced: list[torch.nn.Module] = []
+
+    def trace(stack: contextlib.ExitStack, flat: torch.nn.Module, tensors: tuple[Tensor, ...]) -> Any:
+        traced.append(flat)
+        return untouched(stack, flat, tensors)
+
+    untouched = capture.__dict__["_trace"]
+    monkeypatch.setattr(capture, "_trace", trace)
+    with contextlib.ExitStack() as stack:
+        capture_joint(stack, Model(extra), (torch.randn(2, 3),))
+    assert len(traced) == traces
 
 
 def test_model_that_counts_its_calls() -> None:

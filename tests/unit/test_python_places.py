@@ -9,6 +9,7 @@ import functools
 import math
 from collections import deque
 from collections.abc import Callable
+from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import Any, TypeVar
 
@@ -272,3 +273,21 @@ def test_which_values_are_the_same() -> None:
     ]
     assert all(is_same_value(a, b) for a, b in same)
     assert not any(is_same_value(a, b) for a, b in other)
+
+
+@dataclass
+class Parsed:
+    text: str
+
+
+def test_generated_code_counts_where_the_model_calls_it() -> None:
+    """What PyTorch parses once, into dataclasses of its own, made the first of several traces go by more than the next:
+    a model that was compiled first was not known again."""
+    codes: dict[str, Any] = {}
+    exec(compile("def parse(kind):\n    return kind('text')", torch.__file__, "exec"), codes)
+    by_pytorch, by_model = PythonSeen(), PythonSeen()
+    run_watched(lambda: codes["parse"](Parsed), by_pytorch, {})
+    run_watched(lambda: (codes["parse"](Parsed), Parsed("text")), by_model, {})
+    generated = Parsed.__init__.__code__
+    assert generated not in by_pytorch.codes
+    assert generated in by_model.codes
