@@ -113,13 +113,14 @@ class Rounded(TorchDispatchMode):
         # What is written in place, or is a view, has to stay the memory that it is.
         if not taken or any(r.alias_info is not None for r in func._schema.returns):
             return result
-        scalars = torch.tensor([n for n in leaves if isinstance(n, int | float)], dtype=torch.float64)
-        taken.append(scalars.to(taken[0].device))
+        taken.append(torch.tensor([n for n in leaves if isinstance(n, int | float)], dtype=torch.float64))
         elementwise = torch.Tag.pointwise in func.tags
         return tree_map(lambda r: self._round(r, taken, elementwise) if is_float(r) else r, result)
 
     def _round(self, result: Tensor, taken: Sequence[Tensor], elementwise: bool) -> Tensor:
         values = result.double()
+        # Some may be scalars on the CPU, or copied to another device here.
+        taken = [tensor.to(values.device) for tensor in taken]
         kept = (values == values.round()) | _find_taken_over(values, taken, elementwise)
         return torch.where(kept, result, move(result, self._generator, elementwise, self._most))
 

@@ -4,13 +4,14 @@
 
 from __future__ import annotations
 
+import sys
 import threading
 from typing import Any
 
 import pytest
 import torch
 
-from retrograd.frontend.autograd.engine.family_lock import FamilyLock
+from retrograd.frontend.autograd.engine.family_lock import FamilyLock, _hand_on
 
 SECONDS = 30
 
@@ -66,6 +67,16 @@ def test_others_wait() -> None:
         order.append("outer")
     thread.join(SECONDS)
     assert order == ["inner", "outer", "other"]
+
+
+def test_who_holds_it_is_counted_once() -> None:
+    """PyTorch 2.11 counts no reference of its own, and gives one back."""
+    value, key = object(), "retrograd.test"
+    before = sys.getrefcount(value)
+    _hand_on(key, value)
+    assert sys.getrefcount(value) == before + 1
+    _hand_on(key, None)
+    assert sys.getrefcount(value) == before
 
 
 def test_an_error_gives_it_back() -> None:

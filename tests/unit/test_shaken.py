@@ -84,3 +84,18 @@ def test_all_numbers_but_whole_ones_are_off_by_a_unit_at_the_most() -> None:
         assert ((after - before).abs() <= 2 * torch.finfo(torch.float32).eps * before.abs()).all()
     assert 0.5 < (moved[0] != given[0]).double().mean() < 0.8
     assert moved[0].stride() == given[0].stride()
+
+
+def test_what_goes_to_another_device_is_compared_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    compared: list[bool] = []
+    isin = torch.isin
+
+    def see(values: torch.Tensor, given: torch.Tensor) -> torch.Tensor:
+        compared.append(values.device == given.device)
+        return isin(values, given)
+
+    monkeypatch.setattr(torch, "isin", see)
+    with Rounded(1):
+        # CUDA's kernels refuse tensors of two devices, those of "meta" take them.
+        assert torch.rand(5).to("meta").is_meta
+    assert compared and all(compared)

@@ -4,12 +4,33 @@
 
 from __future__ import annotations
 
+import ctypes
 import itertools
+import sys
 import threading
 
 import torch
 
 _NUMBERS = itertools.count()
+
+
+def _counts_references() -> bool:
+    """Whether this PyTorch holds a reference of its own to what it hands on: 2.11 gives one back that it never took."""
+    given = object()
+    ctypes.pythonapi.Py_IncRef(ctypes.py_object(given))
+    before = sys.getrefcount(given)
+    torch._C._stash_obj_in_tls("retrograd.family_lock", given)
+    return sys.getrefcount(given) > before
+
+
+_COUNTS = _counts_references()
+
+
+def _hand_on(key: str, value: object) -> None:
+    """Have PyTorch hand a value on to the threads of its engine."""
+    if not _COUNTS:
+        ctypes.pythonapi.Py_IncRef(ctypes.py_object(value))
+    torch._C._stash_obj_in_tls(key, value)
 
 
 class FamilyLock:
@@ -33,13 +54,13 @@ class FamilyLock:
         if not is_descendant:
             self._lock.acquire()
             self._holder = object()
-            torch._C._stash_obj_in_tls(self._key, self._holder)
+            _hand_on(self._key, self._holder)
         taken.append(not is_descendant)
 
     def __exit__(self, *exception: object) -> None:
         if self._taken().pop():
             # PyTorch 2.11 cannot remove one.
-            torch._C._stash_obj_in_tls(self._key, None)
+            _hand_on(self._key, None)
             self._holder = None
             self._lock.release()
 
