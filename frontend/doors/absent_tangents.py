@@ -76,6 +76,22 @@ def is_tangent(node: torch.fx.Node) -> bool:
     return node.op == "placeholder" and node.name.startswith(_TANGENT)
 
 
+def tangents_behind(graph_module: torch.fx.GraphModule) -> dict[torch.fx.Node, frozenset[str]]:
+    """The tangents, by name, that each node of a graph depends on."""
+    behind: dict[torch.fx.Node, frozenset[str]] = {}
+    for node in graph_module.graph.nodes:
+        own = frozenset((node.name,)) if is_tangent(node) else frozenset()
+        operands = {behind[operand] for operand in node.all_input_nodes if behind[operand]}
+        behind[node] = own.union(*operands) if own or len(operands) != 1 else next(iter(operands))
+    return behind
+
+
+def tangents_of_results(graph_module: torch.fx.GraphModule, first: int) -> list[frozenset[str]]:
+    """The same of the results of a graph, from the ``first`` on."""
+    behind, results = tangents_behind(graph_module), graph_module.graph.output_node().args[0]
+    return [behind[r] if isinstance(r, torch.fx.Node) else frozenset() for r in list(results)[first:]]  # type: ignore[arg-type]
+
+
 # Additions, whose operand at one place stays without the one at another.
 _KEEPS: dict[Any, dict[int, int]] = {torch.ops.aten.add.Tensor: {0: 1, 1: 0}, torch.ops.aten.sub.Tensor: {1: 0}}
 

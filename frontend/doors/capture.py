@@ -35,6 +35,7 @@ from retrograd.frontend.doors.checkpoints import tagged_checkpoints
 from retrograd.frontend.doors.flat_module import TENSOR, FlatModule, state_name
 from retrograd.frontend.doors.kept_state import NOTHING_KEPT, Choice
 from retrograd.frontend.doors.outputs import output_specs
+from retrograd.frontend.doors.reached_inputs import tangents_of_gradients
 from retrograd.frontend.doors.signature import dtype_name, dump_tree, type_of
 from retrograd.frontend.hooks.pack_hooks import find_open_pair
 from retrograd.frontend.preparation.index_bounds import find_index_bounds
@@ -171,7 +172,10 @@ def _capture(
     signature = _signature(flat, joint, inputs, sizes)
     first = len(signature.primals) - len(tensors)
     signature = replace(signature, requiring=tuple(first + i for i in sorted(requiring)))
-    as_traced = AsTraced(copied, metadata.num_forward)
+    behind = tangents_of_gradients(
+        copied, graph_module.graph.output_node().meta["desc"], metadata.num_forward, flat.reached
+    )
+    as_traced = AsTraced(copied, metadata.num_forward, behind=behind)
     return CapturedGraph(graph_module, joint, signature, flat, metadata.num_forward, as_traced, sizes)
 
 

@@ -16,6 +16,7 @@ from torch.fx import _symbolic_trace
 from torch.utils import _pytree as pytree
 
 from retrograd.frontend.doors.kept_state import HOLDER, NOTHING_KEPT, Choice, KeptState, user_name
+from retrograd.frontend.doors.reached_inputs import Reached, find_reached
 from retrograd.frontend.doors.unregistered_objects import take_apart
 from retrograd.frontend.hooks.pack_hooks import HookTracker
 from retrograd.frontend.python.argument_answers import Answer, Answers, ToldOfArgument, answering
@@ -89,6 +90,8 @@ class FlatModule(torch.nn.Module):
         self.answers: tuple[Answer | ToldOfArgument, ...] = ()
         # The numbers of arguments that did not require grad until the model said so.
         self.requiring: set[int] = set()
+        # From which outputs of a trace autograd comes to which of its inputs.
+        self.reached: Reached = {}
         self.out_spec: pytree.TreeSpec | None = None
         self.out_leaves: list[Any] = []
         self.out_names: list[str] = []
@@ -96,18 +99,18 @@ class FlatModule(torch.nn.Module):
     def forward(self, *tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
         call = self._call_of(tensors)
         if self.tracing:
-            return self._flattened(self._trace(call, tensors))
+            return self._flattened(self._trace(call, tensors), tensors)
         with self.kept.put_back():
             self.kept.set_taken()
             result = call()
             self.kept.gather()
-        return self._flattened(result)
+        return self._flattened(result, tensors)
 
     def run_in_eager(self, tensors: Sequence[torch.Tensor]) -> tuple[torch.Tensor, ...]:
         """As the model runs by itself, with what is in its attributes, which it sets."""
         result = self._call_of(tensors)()
         self.kept.gather()
-        return self._flattened(result)
+        return self._flattened(result, tensors)
 
     def _call_of(self, tensors: Sequence[torch.Tensor]) -> Callable[[], Any]:
         remaining = iter(tensors)
@@ -118,7 +121,7 @@ class FlatModule(torch.nn.Module):
         args, kwargs = pytree.tree_unflatten(leaves, self.in_spec)
         return partial(self._call, *args, **kwargs)
 
-    def _flattened(self, result: Any) -> tuple[torch.Tensor, ...]:
+    def _flattened(self, result: Any, tensors: Sequence[torch.Tensor]) -> tuple[torch.Tensor, ...]:
         """The tensors that the model returns, then those that it sets its attributes to."""
         keyed, self.out_spec = pytree.tree_flatten_with_path(take_apart(result))
         set_leaves, set_names = self.kept.hand_over()
@@ -128,7 +131,11 @@ class FlatModule(torch.nn.Module):
         # Kept for the constants among them only: a tensor of the trace must not outlive it.
         self.out_names = ["output" + pytree.keystr(path) for path, _ in keyed] + set_names
         self.out_leaves = [TENSOR if isinstance(leaf, torch.Tensor) else leaf for leaf in out_leaves]
-        return tuple(leaf for leaf in out_leaves if isinstance(leaf, torch.Tensor))
+        outputs = tuple(leaf for leaf in out_leaves if isinstance(leaf, torch.Tensor))
+        if self.tracing:
+            state = (*self.named_parameters(), *self.named_buffers())
+            self.reached = find_reached(outputs, {**dict(state), **dict(enumerate(tensors))})
+        return outputs
 
     def checked(
         self, call: Callable[[Sequence[torch.Tensor]], Sequence[torch.Tensor]], state: int

@@ -12,7 +12,13 @@ from typing import Any, Protocol
 
 import torch
 
-from retrograd.frontend.doors.absent_tangents import ZeroMaker, choosing, is_tangent, without_tangents
+from retrograd.frontend.doors.absent_tangents import (
+    ZeroMaker,
+    choosing,
+    is_tangent,
+    tangents_of_results,
+    without_tangents,
+)
 from retrograd.frontend.doors.call_plan import Caller, CallPlan, Layout, Tensors
 from retrograd.frontend.doors.outputs import find_order, hint, is_contiguous, result_strides
 from retrograd.frontend.layers.random_ops import draw_seed, find_seed
@@ -71,32 +77,42 @@ def backward_caller(
     without = function.without
     if without is None or len(tangents) < 2:
         return call
+    behind = tangents_of_results(graph_module, 0) if traced is None else traced.tangents_of_gradients()
+    taken = frozenset(function.arguments)
+    known = {name: place for name, place in tangents.items() if name in taken.union(*behind)}
     zeros = ZeroMaker(graph_module.graph, function.device, sizes)
     (output,) = graph_module.graph.find_nodes(op="output")
     gradients = torch.utils._pytree.arg_tree_leaves(*output.args)
 
     def choose(absent: frozenset[str]) -> Callable[..., list[Any]]:
-        other = without(absent)
-        if other is None:
-            fill_in = zeros.filler()
-            return lambda tensors: call(list(fill_in(tensors)))
-        part = graph_caller(
-            graph_module, other, restride=0, sizes=sizes, absent=absent, fill_in=zeros.filler(), traced=traced
-        )
-        nodes = [(i, g) for i, g in enumerate(gradients) if isinstance(g, torch.fx.Node) and g.name in other.dropped]
-        dropped = [(place, zeros.zeros_like(node)) for place, node in nodes]
+        fill_in, dropped_names = zeros.filler(), frozenset[str]()
+        other = without(absent & taken) if absent & taken else function
+        if other is None or other is function:
+            part: Caller = lambda tensors: call(list(fill_in(tensors)))  # noqa: E731
+        else:
+            dropped_names = other.dropped
+            part = graph_caller(
+                graph_module, other, restride=0, sizes=sizes, absent=absent & taken, fill_in=fill_in, traced=traced
+            )
+        undefined = [bool(names) and names <= absent for names in behind]
+        nodes = [(i, g) for i, g in enumerate(gradients) if isinstance(g, torch.fx.Node)]
+        more = [place for place, node in nodes if undefined[place] and node.name not in dropped_names]
+        dropped = [(p, zeros.zeros_like(node), undefined[p]) for p, node in nodes if node.name in dropped_names]
 
         def run(tensors: list[Any]) -> list[Any]:
             known = zeros.read_sizes(tensors) if dropped else {}
             results = part(tensors)
-            for place, make in dropped:
-                if not may_be_undefined(place):
+            for place, make, is_undefined in dropped:
+                if not (is_undefined and may_be_undefined(place)):
                     results[place] = make(known)
+            for place in more if other is not None else ():
+                if may_be_undefined(place):
+                    results[place] = None
             return results
 
         return run
 
-    return choosing(call, {name: tangents[name] for name in function.arguments if name in tangents}, choose)
+    return choosing(call, known, choose)
 
 
 def graph_caller(

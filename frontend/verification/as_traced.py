@@ -25,7 +25,7 @@ from torch.fx.node import map_aggregate
 from torch.utils._python_dispatch import _disable_current_modes
 from torch.utils._pytree import arg_tree_leaves
 
-from retrograd.frontend.doors.absent_tangents import without_tangents
+from retrograd.frontend.doors.absent_tangents import tangents_of_results, without_tangents
 from retrograd.frontend.doors.deferred_code import make_graph_module
 from retrograd.frontend.layers.random_ops import find_seed
 from retrograd.frontend.layers.streams import share_seed, take_streams
@@ -40,11 +40,12 @@ class OtherThanTraced(Exception):
 @dataclass(frozen=True)
 class AsTraced:
     """A traced graph, the first ``outputs`` of whose results are the forward's, and the others gradients; without the
-    tangents ``absent``, by name."""
+    tangents ``absent``, by name. ``behind`` are the tangents without which eager has no gradient, of each gradient."""
 
     module: GraphModule
     outputs: int
     absent: frozenset[str] = field(default=frozenset())
+    behind: tuple[frozenset[str], ...] | None = None
 
     def without(self, absent: frozenset[str]) -> AsTraced:
         """The same for a loss that leaves out these tangents."""
@@ -58,6 +59,10 @@ class AsTraced:
         """The graph of the gradients, from the forward's arguments and the tangents."""
         module = _part(self.module, slice(self.outputs, None))
         return without_tangents(module, self.absent) if self.absent else module
+
+    def tangents_of_gradients(self) -> Sequence[frozenset[str]]:
+        """The tangents that each gradient depends on."""
+        return tangents_of_results(self.module, self.outputs) if self.behind is None else self.behind
 
     @cached_property
     def digest(self) -> str:

@@ -542,3 +542,29 @@ def test_the_benchmark_compares_both_backwards(capsys: pytest.CaptureFixture[str
     rows = [line.split(" | ") for line in capsys.readouterr().out.splitlines()[2:]]
     assert [row[0].removeprefix("| ") for row in rows] == ["eager", "eager", "retrograd", "retrograd"]
     assert all(float(row[2]) > 0 for row in rows)
+
+
+class Nothing(nn.Module):
+    """Outputs of which the gradients are zeros whatever the tangent: without elements, and steps."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Linear(3, 2), nn.Linear(3, 2)
+
+    def forward(self, input: Tensor) -> tuple[Tensor, ...]:
+        empty, sign = self.second(input[:0]), torch.sign(self.second.bias)
+        return self.first(input), empty, self.second(input)[:0], sign, self.first.weight * 2
+
+
+@pytest.mark.parametrize("used", [(0,), (1,), (0, 2), (3,), (0, 4), (0, 1, 2, 3, 4)])
+def test_gradients_that_are_zeros_whatever_the_tangent(used: tuple[int, ...]) -> None:
+    model, x = Nothing(), torch.randn(2, 3)
+    step = compile_backward(model, (x,))
+    for one in (model, step):
+        model.zero_grad()
+        sum(one(x)[number].sum() for number in used).backward()
+        found = [None if p.grad is None else p.grad.clone() for p in model.parameters()]
+        if one is model:
+            expected = found
+    assert [g is None for g in found] == [g is None for g in expected]
+    torch.testing.assert_close([g for g in found if g is not None], [g for g in expected if g is not None])
