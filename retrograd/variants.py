@@ -9,11 +9,16 @@ from collections.abc import Callable, Collection
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from retrograd.build import build
 from retrograd.built import Build
+from retrograd.contract.partitions import DEFAULT
 from retrograd.contract.roles import BACKWARD, TANGENT, name_without_role
 from retrograd.fallback import EagerIslandWarning
 from retrograd.frontend.doors.call_plan import Caller
+from retrograd.frontend.doors.captured_graph import Captured
 from retrograd.frontend.doors.graph_calls import CompiledFunction
+from retrograd.frontend.doors.port_roles import describe_graph
+from retrograd.frontend.python.source_locations import CaptureError
 from retrograd.frontend.python.user_lines import warn_user
 from retrograd.frontend.verification.first_call import Graph
 from retrograd.pipelines.infra.diagnostics import PipelineError
@@ -80,7 +85,7 @@ class BackwardVariants:
         return run
 
     def _open_all(self, graph: Graph, bind: Callable[[CompiledFunction], Caller]) -> Caller:
-        """The backward of all outputs, compiled; the traced one in torch where it does not compile.
+        """The backward of all outputs, compiled; where it does not compile beside the step's forward, as one by itself.
 
         Raises:
             PipelineError, CompileError: it does not, and ``fallback`` is ``error``.
@@ -91,13 +96,26 @@ class BackwardVariants:
         except (PipelineError, CompileError) as error:
             if self.work.options.fallback == "error":
                 raise
-            reason = str(error).strip().partition("\n")[0]
+            found = self._build_alone(graph, error)
+            if found is None:
+                return graph.run
+            function = found
+        return bind(function) if function.check is None else function.check(bind(function), graph, bind)
+
+    def _build_alone(self, graph: Graph, error: Exception) -> CompiledFunction | None:
+        """The backward of all outputs, compiled from its graph alone, with what does not compile in torch: what that is
+        was settled of the loss's backward only. ``None`` where that does not help, which a warning says."""
+        options = replace(self.work.options, partition=DEFAULT, needs_device=True)
+        try:
+            return build(Captured(describe_graph(graph.module), BACKWARD), options).function(BACKWARD)
+        except (CaptureError, PipelineError, CompileError, ValueError) as second:
+            reasons = dict.fromkeys(str(e).strip().partition("\n")[0] for e in (error, second))
             warn_user(
-                f"the backward of all outputs is not compiled, and runs in torch: {reason}; that of the loss alone is",
+                f"the backward of all outputs is not compiled, and runs in torch: {'; '.join(reasons)}; that of the "
+                "loss alone is",
                 EagerIslandWarning,
             )
-            return graph.run
-        return bind(function) if function.check is None else function.check(bind(function), graph, bind)
+            return None
 
     def _left_out(self) -> frozenset[str]:
         """The tangents that the backward does without that was compiled at once."""

@@ -568,3 +568,25 @@ def test_gradients_that_are_zeros_whatever_the_tangent(used: tuple[int, ...]) ->
             expected = found
     assert [g is None for g in found] == [g is None for g in expected]
     torch.testing.assert_close([g for g in found if g is not None], [g for g in expected if g is not None])
+
+
+def test_a_backward_of_all_outputs_with_what_does_not_compile_in_torch(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What does not was settled of the loss's backward, which has fewer ops."""
+    finish, ran = retrograd.stagers.WithoutTangents.finish, mock.Mock(wraps=torch.fx.Interpreter.run)
+
+    def failing(self: Any, staged: Any) -> Any:
+        if not self.absent:
+            raise CompileError("iree-compile", "an op of the second output", "", "")
+        return finish(self, staged)
+
+    monkeypatch.setattr(retrograd.stagers.WithoutTangents, "finish", failing)
+    model, x = Heads(), torch.randn(3, 4)
+    leaves, whole = leaves_of(model, (x,)), (0, 1, 2)
+    step = compile_backward(model, (x,), cache=False)
+    gradients(step, leaves, (x,), (0,))
+    expected = gradients(model, leaves, (x,), whole)
+    monkeypatch.setattr(torch.fx.Interpreter, "run", ran)
+    for _ in range(3):
+        ran.reset_mock()
+        check_same(gradients(step, leaves, (x,), whole), expected)
+    assert not ran.called
