@@ -196,6 +196,13 @@ class BackwardRequest:
     fallback: str = "island"
     kernels: str | Sequence[str] = AUTO
     collectives: Collectives | None = None
+    # Not what is compiled.
+    only_if_faster: bool = field(default=True, compare=False)
+
+    @property
+    def leaves_slow(self) -> bool:
+        """Whether what takes longer compiled is left to PyTorch's engine, which calls hooks in eager's order alone."""
+        return self.only_if_faster and self.hook_schedule == "eager-order" and self.collectives is None
 
     # Asked for by each backward.
     @cached_property
@@ -216,6 +223,7 @@ class BackwardRequest:
         object.__setattr__(self, "kernels", self.kernels if isinstance(self.kernels, str) else tuple(self.kernels))
         check_flag("cache", self.cache)
         check_flag("background", self.background)
+        check_flag("only_if_faster", self.only_if_faster)
         check_collectives(self.collectives)
         check_choice("fallback", self.fallback, FALLBACKS)
         check_choice("hook_schedule", self.hook_schedule, [*POLICIES])

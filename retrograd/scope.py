@@ -12,6 +12,8 @@ from contextlib import AbstractContextManager
 from contextvars import ContextVar
 from typing import Literal
 
+import torch
+
 from retrograd.build import build_backward
 from retrograd.contract.collectives import Collectives
 from retrograd.frontend.autograd.engine.engine import CapturedFunction, Engine, standing_before
@@ -36,6 +38,10 @@ class _Client:
 
     def is_active(self) -> bool:
         return bool(_ACTIVE.get())
+
+    def times_backwards(self) -> bool:
+        is_alone = not (torch.distributed.is_available() and torch.distributed.is_initialized())
+        return is_alone and _active_options().leaves_slow and not torch.are_deterministic_algorithms_enabled()
 
     def receive(self, capture: RuntimeCapture) -> CapturedFunction:
         return CapturedBackward(capture, self.history, _active_options, build_backward, _with_libraries).run
@@ -83,6 +89,7 @@ def enable(
     fallback: Literal["island", "error"] = "island",
     kernels: str | Sequence[str] = "auto",
     collectives: Collectives | None = None,
+    only_if_faster: bool = True,
 ) -> Scope:
     """Compile every backward that runs in this context: ``with retrograd.enable():``, or as a decorator.
 
@@ -104,11 +111,14 @@ def enable(
         collectives: how functional collectives of PyTorch's in the hooks that are inlined are joined and moved, a
             :class:`retrograd.Collectives`, for programs of which every process compiles the same; otherwise they start
             in the order in which they were captured, and are waited for when what they give is needed.
+        only_if_faster: leave a backward of CPU tensors to PyTorch's engine where it takes longer compiled, as measured
+            in turn while a model trains; not where there are several processes, hooks have a schedule of another kind,
+            or ``torch.use_deterministic_algorithms`` is on. Without it, what can be compiled runs compiled.
 
     Raises:
         UnknownTarget, ValueError: no such target, schedule, fallback or family of kernels.
-        TypeError: ``cache`` or ``background`` is neither True nor False, ``kernels`` neither text nor several texts, or
-            ``collectives`` no ``Collectives``.
+        TypeError: ``cache``, ``background`` or ``only_if_faster`` is neither True nor False, ``kernels`` neither text
+            nor several texts, or ``collectives`` no ``Collectives``.
     """
     request = BackwardRequest(
         target=target,
@@ -118,6 +128,7 @@ def enable(
         fallback=fallback,
         kernels=kernels,
         collectives=collectives,
+        only_if_faster=only_if_faster,
     )
     return Scope(request)
 

@@ -33,11 +33,25 @@ struct NAME : public torch::autograd::Function<NAME> {
   }
 };
 """
+_WRITES = """
+struct Writes : public torch::autograd::Function<Writes> {
+  static at::Tensor forward(torch::autograd::AutogradContext *ctx, at::Tensor x) {
+    x.mul_(2);
+    ctx->mark_dirty({x});
+    return x;
+  }
+  static torch::autograd::variable_list backward(torch::autograd::AutogradContext *ctx,
+                                                 torch::autograd::variable_list gradients) {
+    return {gradients[0].mul(2).add(1)};
+  }
+};
+"""
 _SOURCE = (
     # Not torch/extension.h, nor bindings of Python's: all of PyTorch's headers take three times the seconds to compile.
     "#include <torch/csrc/autograd/custom_function.h>\n#include <torch/library.h>\n"
     + _FUNCTION.replace("NAME", "Opaque").replace("TRACEABLE", "false")
     + _FUNCTION.replace("NAME", "Traceable").replace("TRACEABLE", "true")
+    + _WRITES
     + """
 TORCH_LIBRARY(retrograd_test_functions, m) {
   m.def("opaque", [](const at::Tensor &x, double scale, int64_t n) -> at::Tensor {
@@ -46,6 +60,7 @@ TORCH_LIBRARY(retrograd_test_functions, m) {
   m.def("traceable", [](const at::Tensor &x, double scale, int64_t n) -> at::Tensor {
     return Traceable::apply(x, scale, n);
   });
+  m.def("writes(Tensor(a!) x) -> Tensor(a!)", [](at::Tensor x) -> at::Tensor { return Writes::apply(x); });
 }
 """
 )
@@ -89,3 +104,35 @@ def test_saved_numbers_and_sizes_differ_from_step_to_step(functions: Any, name: 
     torch.testing.assert_close(found, expected, rtol=2e-5, atol=1e-6)
     outcomes = [entry.outcome for entry in retrograd.explain_recompiles()[before:]]
     assert len(outcomes) == 2 and "runs eagerly" not in outcomes
+
+
+class GivesNone(torch.autograd.Function):
+    """The identity, whose gradient is None."""
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Any) -> None:
+        return None
+
+
+def test_a_write_to_a_view_without_a_gradient_is_not_told(functions: Any) -> None:
+    """PyTorch captures no function in C++ that writes to what it is given: its engine runs the backward. Zeros in the
+    place of None would give a gradient of ones."""
+
+    def step() -> Any:
+        w = torch.ones(4, requires_grad=True)
+        first, second = w.sin(), w.cos()
+        functions.writes(first[1:3])
+        functions.writes(second[1:3])
+        gives: Any = GivesNone.apply(first)  # type: ignore[no-untyped-call]
+        (gives + second).sum().backward()
+        return w.grad
+
+    expected = step()
+    before = len(retrograd.explain_recompiles())
+    with retrograd.enable():
+        torch.testing.assert_close([step() for _ in range(4)], [expected] * 4)
+    assert [entry.outcome for entry in retrograd.explain_recompiles()[before:]] == ["runs eagerly"]

@@ -15,6 +15,7 @@ from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
 from enum import Enum, auto
 from functools import partial
+from time import perf_counter
 from typing import Any, Protocol
 
 import torch
@@ -28,7 +29,9 @@ from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 
 from retrograd.frontend.autograd.engine.engine_order import name_of
 from retrograd.frontend.autograd.engine.fresh_gradients import find_fresh_leaves, without_gradients
+from retrograd.frontend.autograd.engine.late_hooks import LATE, LateHook, hooks_watched
 from retrograd.frontend.autograd.engine.reducers import take_over_reducers
+from retrograd.frontend.autograd.engine.trials import Trial, Trials
 from retrograd.frontend.autograd.tracing.compiler import (
     BackwardCall,
     BackwardRun,
@@ -38,6 +41,7 @@ from retrograd.frontend.autograd.tracing.compiler import (
     RunsCompiled,
     RunsEagerly,
     RuntimeCapture,
+    TakesTurn,
 )
 
 _LOG = logging.getLogger("retrograd")
@@ -54,6 +58,9 @@ class Client(Protocol):
 
     def is_active(self) -> bool:
         """Whether the calling thread's next backward is to be captured."""
+
+    def times_backwards(self) -> bool:
+        """Whether a backward that takes longer compiled is to be left to PyTorch's engine."""
 
     def receive(self, capture: RuntimeCapture) -> CapturedFunction:
         """Take a new capture; the function returned runs in its place, from now on, wherever PyTorch finds that the
@@ -88,6 +95,7 @@ class Engine:
         self._compiled: dict[Hashable, bool] = {}
         # Of which roots there are backwards that PyTorch's engine has to run, whatever else of these roots is compiled.
         self._kept: set[Hashable] = set()
+        self._trials = Trials()
 
     def run_backward(self, tensors: Sequence[Any], *args: Any, **kwargs: Any) -> Any:
         """As ``torch._C._EngineBase.run_backward``: (tensors, grad_tensors, keep_graph, create_graph, inputs)."""
@@ -117,14 +125,28 @@ class Engine:
     def _run_active(self, call: BackwardCall, args: Any, kwargs: Any, is_known: bool = False) -> Any:
         """Run what is to be captured, if it can be; what is known to be compiled need not keep its graph."""
         keeps, roots = _keeps_graph(args, kwargs), _describe_roots(call.roots)
-        is_held = not (keeps or is_known) and (roots in self._kept or not self._compiled.get(roots, False))
-        running = _Running(call, is_held, keeps or is_held)
-        outcome, given = self._attempt(running, args, kwargs)
+        # What is a step of a training.
+        is_timed = not (keeps or call.inputs) and self._client.times_backwards()
+        if is_timed and self._trials.is_left(roots, call.roots):
+            return self._engine.run_backward(call.roots, *args, **kwargs)
+        takes_turn = is_timed and not is_known and self._trials.takes_turn(roots)
+        is_new = roots in self._kept or not self._compiled.get(roots, False)
+        is_held = not (keeps or is_known) and (is_new or takes_turn)
+        running = _Running(call, is_held, keeps or is_held, takes_turn)
+        start = perf_counter()
+        try:
+            outcome, given = self._attempt(running, args, kwargs)
+        except LateHook:
+            self._remember(roots, False)
+            self._kept.add(roots)
+            raise
         # Not where an exception is handled, whose frames have the tensors of the backward.
         match outcome:
             case _Outcome.DONE:
                 if running.was_eager:
                     self._remember(roots, False)
+                elif is_timed and running.trial is not None:
+                    self._trials.add_compiled(roots, call.roots, running.trial, perf_counter() - start)
                 return given
             case _Outcome.COMPILED:
                 self._remember(roots, True)
@@ -132,6 +154,8 @@ class Engine:
             case _Outcome.FREES_TOO_EARLY:
                 self._remember(roots, False)
                 return self._run_active(call, args, kwargs)
+            case _Outcome.EAGER if isinstance(given, TakesTurn):
+                return self._time_eager(call, roots, given.trial, args, kwargs)
             case _Outcome.EAGER:
                 self._remember(roots, False)
                 if isinstance(given, NeedsEngine):
@@ -142,6 +166,15 @@ class Engine:
                     return self._run_active(call, args, kwargs)
                 self._client.refuse(refusal)
         return self._engine.run_backward(call.roots, *args, **kwargs)
+
+    def _time_eager(self, call: BackwardCall, roots: Hashable, trial: Trial, args: Any, kwargs: Any) -> Any:
+        """Run a backward as PyTorch does, to know how long that takes."""
+        start = perf_counter()
+        given = self._engine.run_backward(call.roots, *args, **kwargs)
+        taken = perf_counter() - start
+        if (reason := self._trials.add_eager(roots, call.roots, trial, taken)) is not None:
+            self._client.leave(reason)
+        return given
 
     def _remember(self, roots: Hashable, was_compiled: bool) -> None:
         """Keep how a backward of these roots ran."""
@@ -251,9 +284,13 @@ class Engine:
         # As whoever is called finds it in eager.
         _C._set_multithreading_enabled(running.is_multithreaded)
         try:
+            if hooks:
+                LATE.begin(running.call, hooks)
             running.results = function(inputs, [sizes[number] for number in used], scalars, hooks, packed, running)
             return running.results
         finally:
+            if hooks:
+                LATE.end()
             _C._set_multithreading_enabled(False)
             module.active_disable_ctx = module.in_compiled_autograd_region = False
             module.compiled_autograd_enabled = True
@@ -343,6 +380,7 @@ def standing_before(engine: Engine) -> Iterator[None]:
     original = Variable._execution_engine
     Variable._execution_engine = engine  # type: ignore[assignment]
     try:
-        yield
+        with hooks_watched():
+            yield
     finally:
         Variable._execution_engine = original

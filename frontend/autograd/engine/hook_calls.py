@@ -10,6 +10,8 @@ from typing import Any
 import torch
 from torch import _C
 
+from retrograd.frontend.autograd.engine.late_hooks import LATE
+
 CPP_HOOKS = _C._dynamo.compiled_autograd.call_cpp_tensor_pre_hooks
 """What calls hooks in C++ in a capture of compiled autograd's."""
 
@@ -17,7 +19,8 @@ CPP_HOOKS = _C._dynamo.compiled_autograd.call_cpp_tensor_pre_hooks
 def call_user_hook(hook: Callable[..., Any], *args: Any, hook_type: str) -> Any:
     """Call a hook as eager does: gradients in tuples, ``None`` for no change, a result of the same type and size.
 
-    After torch/csrc/autograd/python_hook.cpp, whose errors these are.
+    After torch/csrc/autograd/python_hook.cpp, whose errors these are. A hook that was taken off since the backward
+    began is not called.
 
     Raises:
         RuntimeError, TypeError: a result of another type, size, or number.
@@ -36,18 +39,24 @@ def _call_unpack_hook(hook: Callable[..., Any], packed: Any) -> Any:
 
 
 def _call_post_accumulate_hook(hook: Callable[..., Any], parameter: Any) -> Any:
+    if not LATE.calls(hook):
+        return parameter
     if hook(parameter) is not None:
         raise RuntimeError("Tensor post accumulate grad hooks should return None.")
     return parameter
 
 
 def _call_tensor_hook(hook: Callable[..., Any], gradient: Any) -> Any:
+    if not LATE.calls(hook):
+        return gradient
     result = hook(gradient)
     return gradient if result is None else _checked(gradient, result, hook)
 
 
 def _call_node_hook(hook: Callable[..., Any], *args: Any) -> Any:
     values = tuple(args[0])
+    if not LATE.calls(hook):
+        return values
     result = hook(*[tuple(a) for a in args])
     if result is None:
         return values

@@ -21,6 +21,9 @@ from torch._prims_common import is_non_overlapping_and_dense_or_false
 
 from retrograd.contract.errors import RetrogradError
 from retrograd.contract.sizes import Size, evaluate_size
+from retrograd.frontend.autograd.engine.hook_calls import call_user_hook
+from retrograd.frontend.autograd.engine.late_hooks import LATE, TENSOR_HOOK
+from retrograd.frontend.autograd.hooks.putting_hooks import find_putting
 from retrograd.frontend.hooks.hook_marks import describe_hook
 
 # Gives the node of the engine that runs: of a captured backward none does.
@@ -287,10 +290,13 @@ def accumulate_into(
     backward (a reentrant checkpoint) has accumulated since.
 
     A gradient that is ``owned``, which nobody else has, becomes ``variable.grad`` itself, as in eager: a post hook,
-    which is given it too, then sees what is written to it.
+    which is given it too, then sees what is written to it. Hooks that were put on the variable since the backward began
+    are called.
     """
     if gradient is None:
         return variable.grad
+    if LATE.is_changed and (late := LATE.of_leaf(variable)):
+        return _accumulate_late(variable, gradient, late)
     if owned and variable.grad is None and _is_sparse_and_whole(gradient):
         # Eager's, a shallow copy: what the tensor is made of is not copied.
         parts = gradient._indices(), gradient._values()
@@ -301,6 +307,18 @@ def accumulate_into(
         return variable.grad
     accumulate = compiled_autograd.ops.get("AccumulateGrad")
     (variable.grad,) = accumulate([gradient], variable, variable.grad, has_post_hooks)
+    return variable.grad
+
+
+def _accumulate_late(variable: torch.Tensor, gradient: torch.Tensor, late: Sequence[tuple[str, Any]]) -> Any:
+    """Accumulate between the hooks that were put on a leaf late."""
+    for kind, hook in late:
+        if kind == TENSOR_HOOK:
+            gradient = call_user_hook(hook, gradient, hook_type=kind)
+    (variable.grad,) = compiled_autograd.ops.get("AccumulateGrad")([gradient], variable, variable.grad, True)
+    for kind, hook in late:
+        if kind != TENSOR_HOOK:
+            call_user_hook(hook, variable, hook_type=kind)
     return variable.grad
 
 
@@ -328,6 +346,10 @@ def find_engine_only(graph: torch.fx.Graph, frame: Frame) -> str | None:
     for hook in frame.hooks:
         if _ASKS_FOR_NODE in _names_of(hook):
             return f"hook {describe_hook(hook)} asks for the node that runs ({_ASKS_FOR_NODE})"
+    if (hook := find_putting(frame.hooks)) is not None:
+        name = getattr(hook, "_forward_cls", None)
+        what = f"hook {describe_hook(hook)}" if name is None else f"the backward of {name.__qualname__}"
+        return f"{what} puts hooks on tensors, which is to take effect at once"
     for node in graph.find_nodes(op="call_function", target=accumulate_into):
         place, number = find_source(node.args[0])
         if place == "inputs" and (layout := frame.inputs[number].layout) is not torch.strided:

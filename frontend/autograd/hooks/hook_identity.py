@@ -91,7 +91,7 @@ class HookIdentity:
         if isinstance(hook, (FunctionType, MethodType, partial, BuiltinMethodType, MethodWrapperType, _CACHED)):
             return self._value(hook, (), depth)
         call = inspect.getattr_static(type(hook), "__call__", None)
-        if isinstance(call, FunctionType) and not _is_library(type(hook)):
+        if isinstance(call, FunctionType) and not is_library(type(hook)):
             return self._value(MethodType(call, hook), (), depth)
         return Same(hook)
 
@@ -138,9 +138,9 @@ class HookIdentity:
             case BuiltinMethodType() | MethodWrapperType() if not isinstance(value.__self__, (ModuleType, type(None))):
                 # Of a list, a dict or an iterator; two of one object are equal, and not the same.
                 return (value.__name__, self._value(value.__self__, (), depth))
-            case FunctionType() if not _is_library(value):
+            case FunctionType() if not is_library(value):
                 return self._function(value, depth)
-            case ModuleType() | type() if _is_library(value):
+            case ModuleType() | type() if is_library(value):
                 return Same(value)
             case _:
                 if (obstacle := _find_obstacle(value)) is not None:
@@ -149,8 +149,8 @@ class HookIdentity:
 
     def _function(self, function: FunctionType, depth: int) -> Hashable:
         code = function.__code__
-        names = _names(code)
-        cells = [self._value(cell.cell_contents, names, depth) for cell in function.__closure__ or () if _is_set(cell)]
+        names = names_in(code)
+        cells = [self._value(cell.cell_contents, names, depth) for cell in function.__closure__ or () if is_set(cell)]
         defaults = [*(function.__defaults__ or ()), *(function.__kwdefaults__ or {}).values()]
         read = [function.__globals__[name] for name in names if name in function.__globals__]
         return (
@@ -162,7 +162,7 @@ class HookIdentity:
 
     def _of_method(self, method: MethodType, depth: int) -> Hashable:
         code = getattr(method.__func__, "__code__", None)
-        return self._value(method.__self__, _names(code) if code is not None else (), depth)
+        return self._value(method.__self__, names_in(code) if code is not None else (), depth)
 
     def _attributes(self, value: Any, names: Collection[str], depth: int) -> Hashable:
         """Identify what code finds under the names that it reads, in an object, a class or a module: of an object of a
@@ -177,7 +177,7 @@ class HookIdentity:
             if isinstance(static, property):
                 static = static.fget
             if isinstance(static, FunctionType):
-                if not _is_library(static):
+                if not is_library(static):
                     found.append((name, self._value(MethodType(static, value), (), depth)))
             elif isinstance(static, MemberDescriptorType):
                 found.append((name, self._value(getattr(value, name, None), names, depth)))
@@ -224,7 +224,7 @@ def _find_obstacle(value: Any) -> str | None:
 
 def _special_methods(kind: type) -> tuple[str, ...]:
     """The methods of a user's class that operators call; not those that make an object or show it."""
-    if _is_library(kind):
+    if is_library(kind):
         return ()
     names = dict.fromkeys(n for base in kind.__mro__ for n, f in vars(base).items() if isinstance(f, FunctionType))
     return tuple([name for name in names if name[:2] == "__" and name not in _UNSEEN])
@@ -233,14 +233,14 @@ def _special_methods(kind: type) -> tuple[str, ...]:
 _UNSEEN = ("__init__", "__new__", "__repr__", "__str__", "__init_subclass__", "__post_init__", "__del__", "__hash__")
 
 
-def _is_library(value: Any) -> bool:
+def is_library(value: Any) -> bool:
     """Whether something is torch's own, whose code reads no number of the user's; or pytest's, which puts names of its
     own into asserts."""
     name = value.__name__ if isinstance(value, ModuleType) else getattr(value, "__module__", None) or ""
     return name.partition(".")[0] in ("torch", "builtins", "math", "functools", "_pytest")
 
 
-def _names(code: CodeType) -> tuple[str, ...]:
+def names_in(code: CodeType) -> tuple[str, ...]:
     """The globals and attributes that code reads, that of the functions inside it included."""
     names = dict.fromkeys(code.co_names)
     for constant in code.co_consts:
@@ -248,11 +248,12 @@ def _names(code: CodeType) -> tuple[str, ...]:
             # As getattr takes it.
             names[constant] = None
         if isinstance(constant, CodeType):
-            names |= dict.fromkeys(_names(constant))
+            names |= dict.fromkeys(names_in(constant))
     return tuple(names)
 
 
-def _is_set(cell: Any) -> bool:
+def is_set(cell: Any) -> bool:
+    """Whether a cell of a closure has a value."""
     try:
         cell.cell_contents  # noqa: B018
     except ValueError:

@@ -14,6 +14,7 @@ from typing import Any
 import torch
 
 from retrograd.frontend.autograd.engine.background import BackgroundWork
+from retrograd.frontend.autograd.engine.late_hooks import LATE, LATE_HOOKS, LateHook
 from retrograd.frontend.autograd.engine.python_calls import (
     Frame,
     Unforeseen,
@@ -21,6 +22,7 @@ from retrograd.frontend.autograd.engine.python_calls import (
     find_engine_only,
     find_source,
 )
+from retrograd.frontend.autograd.engine.trials import Trial, can_be_timed
 from retrograd.frontend.autograd.hooks.hook_identity import HookIdentity
 from retrograd.frontend.autograd.hooks.hook_inlining import NO_SITES, find_sites, read_sites
 from retrograd.frontend.autograd.sizes.open_variants import trace_variant
@@ -42,6 +44,7 @@ from retrograd.frontend.autograd.tracing.compiler import (
     RunsCompiled,
     RunsEagerly,
     RuntimeCapture,
+    TakesTurn,
 )
 from retrograd.frontend.autograd.tracing.trace import TracedBackward, trace_backward
 from retrograd.frontend.hooks.hook_marks import describe_hook
@@ -105,7 +108,8 @@ class CapturedBackward:
         self._is_full = False
         # The ways in which tensors shared memory.
         self._shared: set[Shared] = set()
-        self._needs_engine = False
+        # Why PyTorch's engine has to run it, each time.
+        self._engine_reason: str | None = None
         self._set_ups = 0
         self._given = GivenGradients()
         # What a rehearsal gave, where that is what the step gives.
@@ -136,8 +140,11 @@ class CapturedBackward:
         last = self._last
         guard = None if last is None or last.variant.is_gone else last.guard
         if last is not None and guard is not None and guard.holds(options, inlined, inputs, sizes, scalars):
+            if run.takes_turn and last.trial is not None and last.trial.is_waiting:
+                raise TakesTurn(last.trial)
             if run.is_held:
                 raise RunsCompiled
+            run.trial = last.trial
             return self._use(last, frame, sizes)
         like = tuple([(t.shape, t.dtype, t.device, t.requires_grad) for t in frame.inputs])
         key = StepKey(options, tuple(sizes), tuple(scalars), like, inlined, self._find_shared(inputs))
@@ -146,21 +153,23 @@ class CapturedBackward:
             if use is not None and use.is_right:
                 use.guard = use.guard or StepGuard(options, inlined, inputs, sizes, scalars, use.guard_merged(inputs))
                 self._last = use
+                use.trial = use.trial or (Trial() if can_be_timed(inputs) else None)
                 if run.is_held:
                     raise RunsCompiled
                 return self._use(use, frame, sizes)
-            if use is None and key not in self._uses and (reason := find_engine_only(self._module.graph, frame)):
-                self._needs_engine = True
-                self._refuse(key, reason)
+            if use is None and key not in self._uses:
+                self._engine_reason = self._engine_reason or find_engine_only(self._module.graph, frame)
+                if self._engine_reason is not None:
+                    self._refuse(key, self._engine_reason)
             waits = key in self._uses if use is None else not use.is_done
             if waits or not (use or self._has_room(frame)):
                 if run.can_restart:
-                    raise NeedsEngine if self._needs_engine else RunsEagerly
+                    raise RunsEagerly if self._engine_reason is None else NeedsEngine
                 run.was_eager = True
                 return list(self._module.forward(frame.inputs, sizes, frame.scalars, hooks, packed))
             identity = identity or HookIdentity()
             recorder = Recorder(self._module, identity, run.call.find_node if run.can_restart else None)
-            results = recorder.record(frame, sizes, frame.scalars)
+            results = self._record(recorder, frame, sizes, key)
             if not self._is_worth_compiling(recorder, key):
                 return results
             self._given.unsafe |= find_unsafe_calls(recorder, frame, sizes)
@@ -174,6 +183,15 @@ class CapturedBackward:
                 self._compile(recorder, frame, key)
             given, self._rehearsed = self._rehearsed, None
             return results if given is None else given
+
+    def _record(self, recorder: Recorder, frame: Frame, sizes: Sequence[int], key: StepKey) -> list[Any]:
+        """The results of a step that is recorded; refuses the key where hooks were put on or taken off meanwhile."""
+        try:
+            return recorder.record(frame, sizes, frame.scalars)
+        finally:
+            if LATE.is_changed:
+                self._engine_reason = LATE_HOOKS
+                self._refuse(key, LATE_HOOKS)
 
     def _find_shared(self, inputs: Sequence[torch.Tensor]) -> Shared:
         """Find which tensors share memory; none, where that is not as it was too often."""
@@ -194,6 +212,10 @@ class CapturedBackward:
         except ZerosForNone:
             assert frame.absent is not None
             self._given.unsafe |= {self._own_call(use, name) for name in frame.absent.lost()}
+            self._history.drop(use.variant)
+            raise
+        except LateHook:
+            self._engine_reason = LATE_HOOKS
             self._history.drop(use.variant)
             raise
         except FAILURES:
@@ -226,6 +248,8 @@ class CapturedBackward:
 
     def _is_worth_compiling(self, recorder: Recorder, key: StepKey) -> bool:
         """Whether a step that was recorded is like the next ones will be; refuses the key where there is no telling."""
+        if self._engine_reason is not None:
+            return False
         if recorder.failure is not None:
             self._refuse(key, recorder.failure)
             return False

@@ -13,6 +13,7 @@ from torch.fx import GraphModule, Interpreter
 
 from retrograd.contract.errors import RetrogradError
 from retrograd.contract.hooks import CUSTOM_BACKWARD
+from retrograd.frontend.autograd.engine.late_hooks import LATE
 from retrograd.frontend.autograd.engine.python_calls import (
     Absent,
     Frame,
@@ -76,6 +77,8 @@ def run_compiled(traced: TracedBackward, compiled: Compiled, frame: Frame) -> li
     frame.inputs = {number: inputs[number] for number in traced.kept_inputs}
     inputs.clear()
     frame.find_absent, frame.is_in_order = traced.find_absent, compiled.is_in_order
+    if traced.inlined:
+        LATE.inline()
     side = _PythonSide(traced.calls.calls, traced.params, frame, traced.accumulated)
     try:
         given = compiled.run(arguments, side)
@@ -135,7 +138,8 @@ class _PythonSide:
                 return
             check_number(gradient, self.frame)
         parameter = self.frame.inputs[self.params[param]]
-        if owned and parameter.grad is None and gradient.stride() == parameter.stride():
+        is_taken = owned and parameter.grad is None and not LATE.is_changed
+        if is_taken and gradient.stride() == parameter.stride():
             # As AccumulateGrad takes over a gradient that nobody else has.
             parameter.grad = gradient
         else:

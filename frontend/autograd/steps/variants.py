@@ -13,6 +13,7 @@ import torch
 
 from retrograd.frontend.autograd.engine.background import BackgroundWork
 from retrograd.frontend.autograd.engine.python_calls import Frame
+from retrograd.frontend.autograd.engine.trials import Trial
 from retrograd.frontend.autograd.sizes.open_sizes import SizeGuard, ones_of
 from retrograd.frontend.autograd.sizes.structure import Structure
 from retrograd.frontend.autograd.steps.guards import StepGuard
@@ -84,11 +85,13 @@ class Variant:
 
 class Use:
     """A variant that a step of a capture may use, and the open sizes of the step; ``ones`` are those that are 1. The
-    ``guard`` holds for most of the steps that it is for."""
+    ``guard`` holds for most of the steps that it is for; the ``trial`` says how long they take, where that is to be
+    known."""
 
     def __init__(self, variant: Variant, numbering: Numbering, sizes: Mapping[str, Any] = MappingProxyType({})) -> None:
         self.variant, self.sizes = variant, sizes
         self.guard: StepGuard | None = None
+        self.trial: Trial | None = None
         self.ones = ones_of(sizes)
         # Where the variant's capture, if it is another one, has what this one has in these places.
         self._moves = (

@@ -19,6 +19,7 @@ import torch
 from torch._dynamo.compiled_autograd import AutogradCompilerInstance
 
 from retrograd.frontend.autograd.engine.engine_order import capture_order, engine_order, read_node_graph
+from retrograd.frontend.autograd.engine.trials import Trial
 
 
 @dataclass(frozen=True)
@@ -58,6 +59,14 @@ class NeedsEngine(RunsEagerly):
     """It is to run in PyTorch's engine each time: the capture, run eagerly, is not enough."""
 
 
+class TakesTurn(RunsEagerly):
+    """A backward that is compiled is to run in PyTorch's engine this time, and to be timed for ``trial``."""
+
+    def __init__(self, trial: Trial) -> None:
+        super().__init__()
+        self.trial = trial
+
+
 class FreesTooEarly(Exception):
     """A backward was not captured before, and its graph would free what it saved before it is known whether it can be
     compiled; nothing of it has run."""
@@ -73,13 +82,17 @@ class BackwardRun:
     """One run of a captured backward.
 
     ``is_held``: PyTorch's graph keeps what it saved for this run's sake, and is to free it after it. ``can_restart``:
-    it is kept, so that PyTorch's engine could run the backward. ``was_eager`` is set where it ran eagerly nevertheless.
+    it is kept, so that PyTorch's engine could run the backward. ``takes_turn``: it may be one that runs in PyTorch's
+    engine to be timed. ``was_eager`` is set where it ran eagerly nevertheless, ``trial`` where it is to be known how
+    long it takes.
     """
 
     call: BackwardCall
     is_held: bool
     can_restart: bool
+    takes_turn: bool = False
     was_eager: bool = False
+    trial: Trial | None = None
 
 
 class OrderedCompiler(AutogradCompilerInstance):

@@ -1,0 +1,159 @@
+# Part of the retrograd project, under the Apache License v2.0 with LLVM Exceptions.
+# SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+"""Leaves backwards to PyTorch's engine that take longer compiled, as measured in turn with it while a model trains.
+
+Some of what is small takes longer compiled, whatever is compiled: to find what was compiled and to hand its tensors
+over. So after `WARM_UP` compiled steps of a backward each second one runs in PyTorch's engine, and is timed as those
+between are. It is left to PyTorch's engine where its times compiled rank above `MARGIN` times those there: by
+`SURE` deviations of the rank-sum test (Mann and Whitney 1947), to which it does not matter how noise is distributed,
+after `CHECKED` steps each or, in noise, more. After `FEWEST` each it stays compiled where they rank one below, and
+after `MOST` in any case.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Sequence
+from dataclasses import dataclass, field
+from math import sqrt
+from statistics import median
+from typing import Any
+from weakref import WeakSet
+
+import torch
+
+from retrograd.frontend.autograd.engine.engine_order import find_edge, name_of
+from retrograd.frontend.autograd.hooks.hook_identity import Same
+
+WARM_UP = 20
+FEWEST = 6
+CHECKED = 16
+MOST = 48
+SURE = 3.0
+MARGIN = 1.1
+# How far into its graph it is looked at to tell backwards apart.
+_HOPS = 6
+_LEAF = "AccumulateGrad"
+# Of how many kinds of backwards it is remembered how long they took.
+MOST_PATHS = 1024
+
+
+@dataclass(eq=False)
+class Trial:
+    """The times of one compiled backward, in seconds, and of the same in PyTorch's engine: pairs, but for the last
+    compiled one. ``is_slow`` is the verdict; None before it."""
+
+    compiled: list[float] = field(default_factory=list)
+    eager: list[float] = field(default_factory=list)
+    is_slow: bool | None = None
+    steps: int = 0
+
+    @property
+    def is_waiting(self) -> bool:
+        """Whether a step is to run in PyTorch's engine, for the one before it."""
+        return len(self.compiled) > len(self.eager)
+
+    def add_compiled(self, seconds: float) -> None:
+        """Add a compiled step."""
+        self.steps += 1
+        if self.steps > WARM_UP and self.is_slow is None and not self.is_waiting:
+            self.compiled.append(seconds)
+
+    def add_eager(self, seconds: float) -> None:
+        """Add a step in PyTorch's engine, and judge."""
+        if not self.is_waiting:
+            return
+        self.eager.append(seconds)
+        # The first one ran in the engine for the first time since long.
+        count = len(self.eager) - 1
+        if count < FEWEST:
+            return
+        deviations = rank(self.compiled[1:], [MARGIN * seconds for seconds in self.eager[1:]])
+        if count % CHECKED == 0 and deviations > SURE:
+            self.is_slow = True
+        elif deviations <= -1 or count >= MOST:
+            self.is_slow = False
+
+    def describe(self) -> str:
+        """Why a backward is left to PyTorch's engine."""
+        mine, theirs = median(self.compiled) * 1e6, median(self.eager) * 1e6
+        return (
+            f"compiled, it takes {mine:.0f} us, and there {theirs:.0f} (medians of {len(self.eager)} each, in turn); "
+            "enable(only_if_faster=False) runs it compiled"
+        )
+
+
+def rank(these: Sequence[float], those: Sequence[float]) -> float:
+    """By how many standard deviations these rank above as many others, if both are drawn alike."""
+    count = len(these)
+    above = sum(mine > other for mine in these for other in those)
+    return (above - count**2 / 2) / sqrt(count**2 * (2 * count + 1) / 12)
+
+
+class Trials:
+    """All trials of an engine, by the backwards that they are of.
+
+    A backward that is left is told by its roots and by what is behind them, which takes some microseconds and is done
+    for those alone whose roots are like those of one that is left.
+    """
+
+    def __init__(self) -> None:
+        # Of which roots the next backward is to be one that PyTorch's engine could run.
+        self._held: set[Hashable] = set()
+        self._left: dict[Hashable, set[Hashable]] = {}
+        self._trials: dict[Hashable, WeakSet[Trial]] = {}
+
+    def is_left(self, kind: Hashable, roots: Sequence[Any]) -> bool:
+        """Whether a backward, whose roots are of a kind, is left to PyTorch's engine."""
+        left = self._left.get(kind)
+        return left is not None and describe_path(roots) in left
+
+    def takes_turn(self, kind: Hashable) -> bool:
+        """Whether a backward of these roots may be one that is to run in PyTorch's engine now; asked once for each."""
+        if kind not in self._held:
+            return False
+        self._held.discard(kind)
+        return True
+
+    def add_compiled(self, kind: Hashable, roots: Sequence[Any], trial: Trial, seconds: float) -> None:
+        """Add a compiled step."""
+        trial.add_compiled(seconds)
+        if trial.steps == 1:
+            self._alike(kind, describe_path(roots)).add(trial)
+        if trial.is_waiting:
+            self._held.add(kind)
+
+    def add_eager(self, kind: Hashable, roots: Sequence[Any], trial: Trial, seconds: float) -> str | None:
+        """Add a step in PyTorch's engine; says why the backward is left to that, if it is from now on."""
+        path = describe_path(roots)
+        trial.add_eager(seconds)
+        if not trial.is_slow or not all(other.is_slow for other in self._alike(kind, path)):
+            return None
+        self._left.setdefault(kind, set()).add(path)
+        return trial.describe()
+
+    def _alike(self, kind: Hashable, path: Hashable) -> WeakSet[Trial]:
+        """The trials of backwards that are told apart by what is compiled alone."""
+        if len(self._trials) >= MOST_PATHS:
+            self._trials.clear()
+            self._left.clear()
+        return self._trials.setdefault((kind, path), WeakSet())
+
+
+def describe_path(roots: Sequence[Any]) -> Hashable:
+    """Describe the first nodes of a backward and what their gradients are like, up to a leaf, which is another one in
+    another model."""
+    node, path = find_edge(roots[0]).node, list[Hashable]()
+    for _ in range(_HOPS):
+        path.append((name_of(node), *[(tuple(like.shape), like.dtype) for like in node._input_metadata]))
+        following = [other for other, _ in node.next_functions if other is not None]
+        leaves = [other for other in following if type(other).__name__ == _LEAF]
+        if leaves or not following:
+            path += [Same(leaf.variable) for leaf in leaves]  # type: ignore[attr-defined]
+            break
+        node = following[0]
+    return tuple(path)
+
+
+def can_be_timed(tensors: Sequence[torch.Tensor]) -> bool:
+    """Whether the time that a backward takes is known when it returns."""
+    return all(tensor.device.type == "cpu" for tensor in tensors)
