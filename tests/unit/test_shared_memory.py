@@ -9,6 +9,7 @@ from collections.abc import Callable
 import pytest
 import torch
 
+from retrograd.frontend.autograd.steps.guards import StepGuard
 from retrograd.frontend.autograd.steps.layouts import find_layout
 from retrograd.frontend.autograd.steps.shared_memory import MergedGuard, find_merged, find_shared
 
@@ -56,8 +57,10 @@ def test_what_is_read_otherwise_is_taken_by_itself(view: Callable[[torch.Tensor]
     merged = merge(plain)
     assert merged == {1: 0} and merge(other) == {}
     assert find_shared(plain, [0, 1]) != find_shared(other, [0, 1])
-    guard = MergedGuard(merged, {}, plain)
-    assert guard.holds(plain) and not guard.holds(other) and not guard.holds(other[::-1])
+    step = StepGuard("options", (), plain, (), (), MergedGuard(merged, {}, plain))
+    with torch.no_grad():
+        held = [step.holds("options", (), tensors, (), ()) for tensors in (plain, other, other[::-1], [other[1]] * 2)]
+    assert held == [True, False, False, False]
 
 
 def parts(memory: torch.Tensor) -> list[torch.Tensor]:

@@ -31,7 +31,7 @@ MOST = 48
 SURE = 3.0
 MARGIN = 1.1
 # How far into its graph it is looked at to tell backwards apart.
-_HOPS = 6
+_HOPS = 4
 _LEAF = "AccumulateGrad"
 # Of how many kinds of backwards it is remembered how long they took.
 MOST_PATHS = 1024
@@ -142,7 +142,8 @@ class Trials:
 def describe_path(roots: Sequence[Any]) -> Hashable:
     """Describe the first nodes of a backward and what their gradients are like, up to a leaf, which is another one in
     another model."""
-    node, path = find_edge(roots[0]).node, list[Hashable]()
+    root, path = roots[0], list[Hashable]()
+    node = getattr(root, "grad_fn", None) or find_edge(root).node
     for _ in range(_HOPS):
         path.append((name_of(node), *[(tuple(like.shape), like.dtype) for like in node._input_metadata]))
         following = [other for other, _ in node.next_functions if other is not None]

@@ -8,12 +8,15 @@ projections: 38 of the 96 tensors of a GRU's backward. Each of them would be lai
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from operator import itemgetter, sub
+from typing import Any
 
 import torch
 
 from retrograd.frontend.autograd.steps.layouts import Layout, Part
 
+_address_of = torch.Tensor.data_ptr
 # Of each tensor of which another has the storage: its number, the first one that has it, where it begins, its strides,
 # and the size of the storage.
 Shared = tuple[tuple[int, int, int, tuple[int, ...], int], ...]
@@ -64,39 +67,39 @@ def _is_read_otherwise(tensor: torch.Tensor) -> bool:
 
 
 class MergedGuard:
-    """Whether tensors lie as when those that are ``merged`` were, given that their strides are as they were then."""
+    """Whether tensors lie as when those that are ``merged`` were, given that their strides and dispatch keys, among
+    which are those of conjugates and negatives, are as they were then."""
 
-    __slots__ = ("_distances", "_wholes", "numbers")
+    __slots__ = ("_distances", "_firsts", "_others", "_wholes", "numbers")
 
     def __init__(
         self, merged: Mapping[int, int], layouts: Mapping[int, Layout], inputs: Sequence[torch.Tensor]
     ) -> None:
-        addresses = {number: inputs[number].data_ptr() for number in {*merged, *merged.values()}}
         # Those whose strides have to be as they were.
-        self.numbers = frozenset(addresses)
-        groups: dict[int, list[tuple[int, int]]] = {}
-        for number, other in merged.items():
-            groups.setdefault(other, []).append((number, addresses[number] - addresses[other]))
-        # Of each one that is taken, the others, and how far from it they begin.
-        self._distances = [*groups.items()]
+        self.numbers = frozenset({*merged, *merged.values()})
+        self._others, self._firsts = _gather([*merged]), _gather([*merged.values()])
+        # How far from the tensor that is taken each other one begins.
+        self._distances = self._measure(inputs)
         self._wholes = [
             (number, inputs[number].storage_offset(), inputs[number].untyped_storage().nbytes())
             for number in sorted({*merged.values()})
             if isinstance(layouts.get(number), Part)
         ]
 
+    def _measure(self, inputs: Sequence[torch.Tensor]) -> list[int]:
+        return [*map(sub, map(_address_of, self._others(inputs)), map(_address_of, self._firsts(inputs)))]
+
     def holds(self, inputs: Sequence[torch.Tensor]) -> bool:
         """Whether they lie so."""
-        for other, places in self._distances:
-            start = inputs[other].data_ptr()
-            if _is_read_otherwise(inputs[other]):
-                return False
-            for number, distance in places:
-                tensor = inputs[number]
-                if tensor.data_ptr() - start != distance or _is_read_otherwise(tensor):
-                    return False
+        if self._measure(inputs) != self._distances:
+            return False
         for number, offset, size in self._wholes:
             tensor = inputs[number]
             if tensor.storage_offset() != offset or tensor.untyped_storage().nbytes() != size:
                 return False
         return True
+
+
+def _gather(numbers: Sequence[int]) -> Callable[[Sequence[Any]], Sequence[Any]]:
+    """Makes a function that takes elements; of one number, the tuple that `itemgetter` does not give."""
+    return itemgetter(*numbers) if len(numbers) > 1 else itemgetter(slice(numbers[0], numbers[0] + 1))
