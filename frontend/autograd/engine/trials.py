@@ -143,13 +143,13 @@ def describe_path(roots: Sequence[Any]) -> Hashable:
     """Describe the first nodes of a backward and what their gradients are like, up to a leaf, which is another one in
     another model."""
     root, path = roots[0], list[Hashable]()
-    node = getattr(root, "grad_fn", None) or find_edge(root).node
+    node: Any = getattr(root, "grad_fn", None) or find_edge(root).node
     for _ in range(_HOPS):
         path.append((name_of(node), *[(tuple(like.shape), like.dtype) for like in node._input_metadata]))
         following = [other for other, _ in node.next_functions if other is not None]
         leaves = [other for other in following if type(other).__name__ == _LEAF]
         if leaves or not following:
-            path += [Same(leaf.variable) for leaf in leaves]  # type: ignore[attr-defined]
+            path += [Same(leaf.variable) for leaf in leaves]
             break
         node = following[0]
     return tuple(path)
