@@ -118,17 +118,19 @@ def call_custom_backward(
 
 def _backward_of(function: Any) -> Callable[..., Any]:
     """The method that gives a function's gradients: ``backward`` or ``vjp``, whichever it defines."""
-    own = [
-        getattr(function, name)
-        for name in ("backward", "vjp")
-        if getattr(function, name) is not getattr(Function, name)
-    ]
+    own = own_backwards(function)
     if len(own) > 1:
         raise RuntimeError(
             f"Implementing both 'backward' and 'vjp' for a custom Function is not allowed: {function.__name__} has both"
         )
     backward: Callable[..., Any] = own[0] if own else function.backward
     return backward
+
+
+def own_backwards(function: Any) -> list[Callable[..., Any]]:
+    """Those of ``backward`` and ``vjp`` that a custom function defines."""
+    names = ("backward", "vjp")
+    return [getattr(function, name) for name in names if getattr(function, name) is not getattr(Function, name)]
 
 
 def _takes_zeros(function: Any) -> bool:

@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 
+from retrograd.frontend.autograd.engine.custom_functions import own_backwards
 from retrograd.frontend.autograd.hooks.hook_identity import is_library, is_set, names_in
 
 # By what code puts hooks on tensors and nodes.
@@ -39,7 +40,7 @@ def _functions_of(hook: Any) -> Iterator[Any]:
         hook = hook.func
     custom = getattr(hook, "_forward_cls", None)
     if custom is not None:
-        yield from [getattr(custom, name, None) for name in ("backward", "vjp")]
+        yield from own_backwards(custom)
     elif isinstance(hook, (FunctionType, MethodType)):
         yield hook
     else:
