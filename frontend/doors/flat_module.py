@@ -205,7 +205,9 @@ class FlatModule(torch.nn.Module):
     def _guard_first_set(self, call: Callable[[], Any], tensors: Sequence[torch.Tensor]) -> None:
         """Where the model goes by what its attributes are set to for the first time, go by them."""
         given = [*tensors, *self.parameters(), *self.buffers()]
-        if self.python is not None and is_read_again(call, [kept for kept, _ in self.kept.first_set], given):
+        if self.python is not None and is_read_again(
+            call, [kept for kept, _ in self.kept.first_set], given, self.kept.forget_others
+        ):
             self.python = self.python.with_more(self.kept.guards())
 
     def _note_requiring(self, tensors: Sequence[torch.Tensor], lines: Mapping[str, str]) -> None:

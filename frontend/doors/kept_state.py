@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch.utils import _pytree as pytree
 
+from retrograd.contract.roles import NEW, name_in_role
 from retrograd.contract.signature import KeptSpec
 from retrograd.frontend.doors.signature import dump_tree
 from retrograd.frontend.python.kept_attributes import Containment, KeptAttribute, is_of_type, tensors_in
@@ -51,6 +52,7 @@ class KeptState:
         self.first_set: list[tuple[KeptAttribute, Any]] = []
         # How what they are set to differs from what the program takes, by qualified name.
         self.retyped: dict[str, str] = {}
+        self._before: list[tuple[KeptAttribute, Any]] = []
         self._values: list[Any] = []
         self._specs: list[KeptSpec] = []
         self.holder = torch.nn.Module()
@@ -70,7 +72,7 @@ class KeptState:
 
     def note(self, containment: Containment, place_of: Callable[[torch.Tensor], str]) -> None:
         """Note what the model has set, before it is put back."""
-        found = containment.take()
+        self._before = found = containment.take()
         self.attributes, self.first_set, self.retyped = [k for k, _ in found], [], {}
         self._values = [settled(attribute.value) for attribute in self.attributes]
         self._specs = []
@@ -94,7 +96,7 @@ class KeptState:
         self, attribute: KeptAttribute, before: Any, value: Any, place_of: Callable[[torch.Tensor], str]
     ) -> None:
         had, has = tensors_in(before), tensors_in(value)
-        if not had:
+        if not (had and has):
             return
         same_tree = pytree.tree_structure(before) == pytree.tree_structure(value) and len(had) == len(has)
         other = next((pair for pair in zip(had, has, strict=False) if not is_of_type(pair[1], pair[0])), None)
@@ -122,9 +124,18 @@ class KeptState:
                 attribute.put(value)
 
     def forget(self) -> None:
-        """Have the attributes that had no tensor before be what they were."""
-        for attribute, value in self.first_set:
+        """Have the attributes be what they were when they were noted."""
+        for attribute, value in self._before:
             attribute.put(value)
+        self.set_taken()
+
+    def forget_others(self) -> None:
+        """The same of those that had tensors before."""
+        first = [attribute for attribute, _ in self.first_set]
+        for attribute, value in self._before:
+            if attribute not in first:
+                attribute.put(value)
+        self.set_taken()
 
     def hand_over(self) -> tuple[list[Any], list[str]]:
         """The leaves of what the attributes are set to, and a name for each; a tensor of a trace is not to outlive
@@ -133,7 +144,7 @@ class KeptState:
         for attribute, value in zip(self.attributes, self._values, strict=True):
             for path, leaf in pytree.tree_flatten_with_path(value)[0]:
                 leaves.append(leaf)
-                names.append(f"new.{attribute.qualified}{pytree.keystr(path)}")
+                names.append(name_in_role(NEW, f"{attribute.qualified}{pytree.keystr(path)}"))
         self._values = []
         return leaves, names
 

@@ -19,7 +19,7 @@ from torch.utils import _pytree as pytree
 
 from retrograd.frontend.python.python_contents import is_plain
 from retrograd.frontend.python.python_tables import ABSENT, torchs_own
-from retrograd.frontend.python.side_effects import KEPT_REMEDY, TABLES, WHERE_KEPT, OpTrail, restored
+from retrograd.frontend.python.side_effects import KEPT_REMEDY, TABLES, WHERE_KEPT, OpTrail, restored, shown
 from retrograd.frontend.python.source_locations import CaptureError
 
 
@@ -71,7 +71,7 @@ class Containment:
     _taken: set[tuple[int, str]] = field(default_factory=set)
 
     def take(self) -> list[tuple[KeptAttribute, Any]]:
-        """The attributes that hold tensors now which they did not, each with what it was; they are not refused."""
+        """The attributes that hold other tensors now, or none any more, each with what it was; they are not refused."""
         found = []
         for path, module, tables in self._before:
             for name, tensor in module._buffers.items():
@@ -81,7 +81,7 @@ class Containment:
             own = derived_names(module) | torchs_own(module)
             for name, value in vars(module).items():
                 before = tables[""].get(name, ABSENT)
-                if value is not before and name not in own and name not in TABLES and _is_kept(value):
+                if value is not before and name not in own and name not in TABLES and _is_kept(value, before):
                     found.append((KeptAttribute(module, path, name, False), before))
         self._taken |= {(id(kept.module), kept.name) for kept, _ in found}
         return found
@@ -144,17 +144,22 @@ def contained(model: torch.nn.Module | None, place_of: Callable[[torch.Tensor], 
         containment.refuse_rest(place_of)
 
 
-def is_read_again(call: Callable[[], Any], kept: Sequence[KeptAttribute], given: Sequence[torch.Tensor]) -> bool:
+def is_read_again(
+    call: Callable[[], Any],
+    kept: Sequence[KeptAttribute],
+    given: Sequence[torch.Tensor],
+    put_back: Callable[[], None] = lambda: None,
+) -> bool:
     """Whether a model, run twice by ``call``, reads what the first run has put into these attributes, or asks whether
-    something is in them. What it is ``given`` may be among that."""
+    something is in them. What it is ``given`` may be among that; ``put_back`` puts back what else it has set."""
     known = {id(tensor) for tensor in given}
     trails: list[list[Any]] = []
     watched: list[torch.Tensor] = []
     for _ in range(2):
         with OpTrail(watched) as trail:
             call()
-        plain = [leaf for attribute in kept for leaf in pytree.tree_leaves(attribute.value) if is_plain(leaf)]
-        trails.append([*trail.steps, *plain])
+        trails.append([*trail.steps, shown([attribute.value for attribute in kept])])
+        put_back()
         watched = [t for attribute in kept for t in attribute.tensors() if id(t) not in known]
     return trail.meets_watched or trails[0] != trails[1]
 
@@ -184,11 +189,11 @@ def join(path: str, name: str) -> str:
     return f"{path}.{name}" if path else name
 
 
-def _is_kept(value: Any) -> bool:
-    """Whether an attribute that is set to it is to be set by the compiled program: it has tensors, and each leaf of it
-    can be handed on."""
+def _is_kept(value: Any, before: Any) -> bool:
+    """Whether an attribute that is set to it is to be set by the compiled program: it has tensors, or had some, and
+    each leaf of it can be handed on."""
     leaves = pytree.tree_leaves(value)
-    return any(isinstance(leaf, torch.Tensor) for leaf in leaves) and all(
+    return bool(tensors_in(value) or tensors_in(before)) and all(
         isinstance(leaf, torch.Tensor) or leaf is None or is_plain(leaf) for leaf in leaves
     )
 

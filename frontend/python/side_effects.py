@@ -9,16 +9,18 @@ from collections import OrderedDict, defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
+import numpy as np
 import torch
 from torch.nn.modules import module as torch_module
 from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as pytree
+from torch.utils._python_dispatch import _disable_current_modes
 
-from retrograd.frontend.doors.unregistered_objects import objects_within
+from retrograd.frontend.doors.unregistered_objects import objects_within, take_apart
 from retrograd.frontend.python.python_contents import is_plain, is_same_value
 from retrograd.frontend.python.python_places import PythonValues
 from retrograd.frontend.python.python_tables import ABSENT, torchs_own
-from retrograd.frontend.python.source_locations import CaptureError
+from retrograd.frontend.python.source_locations import CaptureError, is_plain_tensor
 
 # The dicts of a module that hold what is known by name, and the modules in it.
 TABLES = ("_parameters", "_buffers", "_modules")
@@ -145,12 +147,14 @@ def refuse_counting(
     if any(isinstance(module, torch.nn.RNNBase) for module in modules):
         # A recurrent layer brings what it keeps of its parameters up to date where it finds others than last time.
         call()
+        put_back()
     before = [dict(vars(module)) for module in modules]
+    contents = [(n, _Contents(v)) for m in modules for n, v in vars(m).items() if _is_container(v) and n not in TABLES]
     trails = []
     for _ in range(2):
         with OpTrail() as trail:
-            call()
-        trails.append(trail.steps)
+            result = call()
+        trails.append([*trail.steps, shown(take_apart(result))])
         put_back()
     if trails[0] != trails[1]:
         changed = {
@@ -159,6 +163,7 @@ def refuse_counting(
             for name, value in vars(module).items()
             if is_plain(value) and not is_same_value(value, known.get(name, ABSENT))
         }
+        changed |= {name for name, content in contents if content.holds_other_values()}
         changed |= {place.path for place in python.changed_places()}
         raise CaptureError(
             f"the model computes otherwise each time that it is called, by what it sets itself: "
@@ -178,9 +183,39 @@ class OpTrail(TorchFunctionMode):
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         leaves = pytree.tree_leaves((args, kwargs or {}))
-        self.steps.append((func, *(repr(leaf) for leaf in leaves if is_plain(leaf))))
+        self.steps.append((func, *shown(leaves)))
         self.meets_watched |= any(id(leaf) in self._watched for leaf in leaves)
         return func(*args, **(kwargs or {}))
+
+
+def shown(values: Any) -> tuple[str, ...]:
+    """The numbers and texts among the leaves of a tree, as text, in slices, sizes, NumPy's arrays and tensors that are
+    none of a trace's too: what a trace has one value of."""
+    texts: list[str] = []
+    for leaf in pytree.tree_leaves(values):
+        if is_plain(leaf) or isinstance(leaf, torch.dtype | torch.device | range | None):
+            texts.append(repr(leaf))
+        elif isinstance(leaf, slice):
+            texts += ["slice", *shown((leaf.start, leaf.stop, leaf.step))]
+        elif isinstance(leaf, torch.Size):
+            texts += shown(tuple(leaf))
+        elif isinstance(leaf, np.ndarray | np.generic):
+            texts.append(f"{leaf.dtype} {leaf.tobytes().hex() if leaf.dtype != object else leaf!r}")
+        elif isinstance(leaf, torch.Tensor) and _has_contents(leaf):
+            with _disable_current_modes():
+                texts.append(repr(leaf.detach().resolve_conj().resolve_neg().tolist()))
+    return tuple(texts)
+
+
+# Of a tensor with more elements the contents are not compared.
+_MOST_SHOWN = 4096
+
+
+def _has_contents(tensor: torch.Tensor) -> bool:
+    """Whether it is a small one of the user's on the CPU, and none of a trace's."""
+    with torch._C.DisableTorchFunction():
+        is_small = tensor.layout is torch.strided and tensor.device.type == "cpu" and tensor.numel() <= _MOST_SHOWN
+        return is_plain_tensor(tensor) and is_small
 
 
 def _restore(table: dict[str, Any], before: Mapping[str, Any]) -> None:

@@ -121,7 +121,7 @@ class SourceTracker(TorchFunctionMode):
                     f"pass it as an argument, register it as a parameter, or detach() it; of a function that uses "
                     f"modules, {TO_MODULE}",
                 )
-        if func in READS and isinstance(args[0], torch.Tensor) and _is_plain(args[0]):
+        if func in READS and isinstance(args[0], torch.Tensor) and is_plain_tensor(args[0]):
             self._read(args[0])
             # Of fake memory there would be nothing to read.
             with _disable_current_modes():
@@ -155,10 +155,10 @@ def _is_from_outside(tensor: torch.Tensor) -> bool:
     each transform that is open; what is inside says whose it is."""
     while torch._C._functorch.is_functorch_wrapped_tensor(tensor):
         tensor = torch._C._functorch.get_unwrapped(tensor)
-    return _is_plain(tensor) and tensor.requires_grad
+    return is_plain_tensor(tensor) and tensor.requires_grad
 
 
-def _is_plain(tensor: torch.Tensor) -> bool:
+def is_plain_tensor(tensor: torch.Tensor) -> bool:
     """Whether a tensor is the user's, with contents, and none of a trace's."""
     is_wrapped = torch._is_functional_tensor(tensor) or torch._C._functorch.is_functorch_wrapped_tensor(tensor)
     return type(tensor) in (torch.Tensor, torch.nn.Parameter) and not is_wrapped

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from dataclasses import replace
 
-from retrograd.contract.roles import BACKWARD, FORWARD, TANGENT
+from retrograd.contract.roles import BACKWARD, FORWARD, NEW, TANGENT, has_role, name_without_role
 from retrograd.dialects import ir
 from retrograd.dialects.context import make_context
 from retrograd.pipelines.infra.functions import find_function
@@ -26,10 +26,13 @@ def find_tangents(staged: StagedModule) -> tuple[str, ...]:
 
 def find_left_out(staged: StagedModule) -> frozenset[str]:
     """The tangents that the backward of a loss does without, by the names of the captured values: where one output is a
-    number and others are not, as a loss beside the logits, those of the others."""
+    number and others are not, as a loss beside the logits, those of the others; and what the model keeps to be looked
+    at, in attributes."""
     tangents = [a for a in staged.function(BACKWARD).arguments if a.role == TANGENT]
-    others = [a.value for a in tangents if a.shape]
-    return frozenset(others) if len(tangents) - len(others) == 1 else frozenset()
+    kept = [a.value for a in tangents if has_role(NEW, name_without_role(TANGENT, a.name))]
+    returned = [a for a in tangents if a.value not in kept]
+    others = [a.value for a in returned if a.shape]
+    return frozenset((*kept, *others) if len(returned) - len(others) == 1 else kept)
 
 
 def stage_first(staged: StagedModule, absent: Collection[str], progress: Progress) -> StagedModule:

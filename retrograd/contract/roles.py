@@ -35,6 +35,9 @@ GRAD = "grad"
 BASE = "base"
 """Begins the name of an output that is returned for its views alone."""
 
+NEW = "new"
+"""Begins the name of an output that a call sets an attribute of the model to."""
+
 ARGUMENT_ROLES = (PARAM, BUFFER, INPUT, TANGENT, SAVED, SEED, SIZE)
 RESULT_ROLES = (OUTPUT, MUTATION, SAVED, GRAD)
 

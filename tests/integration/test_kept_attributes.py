@@ -70,6 +70,17 @@ class Remembers(Base):
         return h
 
 
+class Takes(Base):
+    """Takes what its caller has put there, once."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        result: Tensor = self.linear(x)
+        if self.kept is not None:
+            result = result * self.kept
+            self.kept = None
+        return result
+
+
 class Inner(nn.Module):
     def __init__(self) -> None:
         super().__init__()
@@ -217,3 +228,16 @@ def test_remedies_work() -> None:
     step = retrograd.compile_backward(writes, (x,))
     for _ in range(2):
         torch.testing.assert_close(step(x), again(x))
+
+
+def test_what_is_taken_away() -> None:
+    model = Takes()
+    expected, given = copy.deepcopy(model), iter([torch.ones(3), torch.full((3,), 2.0), None, torch.ones(3)])
+    model.kept = torch.zeros(3)
+    step = retrograd.compile_backward(model, (batch(0),))
+    for kept in given:
+        for one, call in ((model, step), (expected, expected)):
+            one.kept = kept
+            call(batch(0)).square().sum().backward()
+            assert one.kept is None
+        check_state(model, expected)

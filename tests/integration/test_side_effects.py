@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,7 @@ from torch import Tensor, nn
 from torch.nn.utils import prune
 
 import retrograd
+from retrograd.frontend.doors.capture import capture_joint
 
 
 def randn(*shape: int) -> Tensor:
@@ -465,3 +467,52 @@ def test_parameters_that_require_grad_while_the_model_runs() -> None:
         retrograd.compile_backward(type("Freezes", (Base,), {"forward": freeze})(), (x,))
     model = type("Detached", (Base,), {"forward": detached})()
     torch.testing.assert_close(retrograd.compile_backward(model, (x,))(x), model(x))
+
+
+def by_slice(model: Any, x: Tensor) -> Any:
+    return model.linear(x)[:, : model.calls].sum()
+
+
+def by_size(model: Any, x: Tensor) -> Any:
+    return model.linear(x).sum() + torch.ones(torch.Size((model.calls,))).sum()
+
+
+def by_array(model: Any, x: Tensor) -> Any:
+    return model.linear(x) * torch.from_numpy(np.full(3, model.calls, dtype=np.float32))
+
+
+def by_result(model: Any, x: Tensor) -> Any:
+    return {"out": model.linear(x), "calls": model.calls}
+
+
+def by_container(model: Any, x: Tensor) -> Any:
+    model.numbers[0] += 1
+    return model.linear(x)[: model.numbers[0]]
+
+
+@pytest.mark.parametrize("computes", [by_slice, by_size, by_array, by_result, by_container])
+def test_numbers_that_are_others_at_each_call(computes: Callable[[Any, Tensor], Any]) -> None:
+    def forward(model: Any, x: Tensor) -> Any:
+        model.calls = model.calls % 3 + 1
+        return computes(model, x)
+
+    model: Any = type("Counting", (Base,), {"forward": forward})()
+    model.numbers = [0]
+    with pytest.raises(retrograd.CaptureError, match=r"computes otherwise each time(?s:.*)(calls|numbers)"):
+        retrograd.compile_backward(model, (randn(2, 3),))
+    assert (model.calls, model.numbers) == (0, [0])
+
+
+def test_a_recurrent_layer_that_remembers() -> None:
+    """It brings a list of its parameters up to date in its first run, in which the model's state begins."""
+
+    def forward(model: Any, x: Tensor) -> Any:
+        result, state = model.layer(x, model.state)
+        model.state = tuple(part.detach() for part in state)
+        return result
+
+    model: Any = type("Remembers", (Base,), {"forward": forward})()
+    model.layer, model.state = nn.LSTM(3, 3), None
+    with contextlib.ExitStack() as stack:
+        kept = capture_joint(stack, model, (randn(2, 3),)).signature.kept
+    assert [spec.name for spec in kept] == ["state"] and model.state is None

@@ -37,9 +37,9 @@ func.func @joint(%x: !v {bwd.role = "param", bwd.name = "x", bwd.value = "x"},
 VALUE = 64
 
 
-def stage() -> StagedModule:
+def stage(joint: str = JOINT) -> StagedModule:
     with make_context(), ir.Location.unknown():
-        return stage_module(ir.Module.parse(JOINT), "default", Progress())
+        return stage_module(ir.Module.parse(joint), "default", Progress())
 
 
 def test_a_variant_is_a_backward_alone_that_takes_and_gives_less() -> None:
@@ -95,6 +95,8 @@ def with_loss() -> StagedModule:
 def test_the_backward_of_a_loss_leaves_out_what_is_no_number() -> None:
     assert find_left_out(stage()) == frozenset()
     assert find_left_out(with_loss()) == {"tangents_2"}
+    # The first output is what an attribute is set to.
+    assert find_left_out(stage(JOINT.replace('"tangent.a"', '"tangent.new.a"'))) == {"tangents_1"}
 
 
 def test_the_first_module_has_the_whole_one() -> None:
