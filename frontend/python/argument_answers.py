@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 from unittest import mock
 
@@ -27,6 +28,7 @@ from retrograd.frontend.python.argument_functions import FunctionsOfArguments, S
 from retrograd.frontend.python.python_tables import told_of
 from retrograd.frontend.python.sanity_checks import CHEAP
 from retrograd.frontend.python.source_locations import place_of_caller
+from retrograd.frontend.python.unique_values import unique, unique_consecutive
 
 # More than these, and asking takes longer than it is worth.
 _MOST_ANSWERS, _MOST_STEPS, _MOST_NUMBERS = 64, 64, 64
@@ -36,7 +38,7 @@ _ALSO_NAMES = """
     expand expand_as fill_ flip floor floor_divide full full_like index_select interpolate isin
     logical_xor masked_fill masked_fill_ maximum minimum movedim narrow new_full new_ones new_zeros nonzero one_hot
     ones ones_like pad permute prod remainder repeat round sort split stack swapaxes t to topk transpose tril triu
-    type unbind unflatten where zero_ zeros zeros_like
+    type unbind unflatten unique unique_consecutive where zero_ zeros zeros_like
 """
 _NAMES = CHEAP | frozenset(_ALSO_NAMES.split())
 
@@ -133,10 +135,8 @@ class AskedArguments(TorchFunctionMode):
         answer = None if question is None or len(args) != 1 or kwargs else ask(args[0], question)
         if answer is not None:
             return answer
-        if func in (torch.bincount, Tensor.bincount):
-            counted = _bincount(*args, **kwargs)
-            if counted is not None:
-                return counted
+        if (made := _MADE.get(func)) is not None and (result := made(*args, **kwargs)) is not None:
+            return result
         settle = _SETTLED.get(func)
         if settle is not None:
             args, kwargs = settle(args, kwargs)
@@ -237,6 +237,15 @@ def _sum_for(repeated: Tensor, dim: int | None) -> Callable[[Tensor], int]:
     return lambda repeats: int(repeats.expand(length).sum())
 
 
+# What gives tensors of a size that is an answer; None where it cannot be told.
+_MADE: dict[Callable[..., Any], Callable[..., Any]] = {
+    torch.bincount: _bincount,
+    Tensor.bincount: _bincount,
+    torch.unique: partial(unique, ask),
+    Tensor.unique: partial(unique, ask),
+    torch.unique_consecutive: partial(unique_consecutive, ask),
+    Tensor.unique_consecutive: partial(unique_consecutive, ask),
+}
 _SETTLED: dict[Callable[..., Any], Callable[[Sequence[Any], Mapping[str, Any]], Call]] = {
     torch.arange: _settle_numbers,
     torch.narrow: _settle_all_but_first,
