@@ -81,18 +81,22 @@ def index_fill_(x: Tensor, dim: int, index: Tensor, value: Any) -> Any:
 
 
 def select(x: Any, key: Any) -> Any:
-    """``x[key]`` by a mask of the first axes, by what ``torch.where`` of one gives, or by a list of truth values;
-    ``NotImplemented`` for other keys."""
+    """``x[key]`` by a mask of the first axes, with numbers and slices of the others, by what ``torch.where`` of one
+    gives, or by a list of truth values; ``NotImplemented`` for other keys."""
     places = select_places(x, key)
     if places is not NotImplemented:
         return places
     if isinstance(key, list) and x.dim() and len(key) == x.shape[0] and all(isinstance(part, bool) for part in key):
         return x[[i for i, part in enumerate(key) if part]]
-    mask = key[0] if isinstance(key, tuple) and len(key) == 1 else key
+    mask, *rest = key if isinstance(key, tuple) and key else (key,)
     if not isinstance(x, Tensor) or not isinstance(mask, Tensor) or mask.dtype is not torch.bool or not mask.dim():
         return NotImplemented
     if mask.shape != x.shape[: mask.dim()] or not x.numel():
         return NotImplemented
+    if rest:
+        # Of the other axes first.
+        plain = all(part is Ellipsis or type(part) in (int, slice) for part in rest)
+        return select(x[(*[slice(None)] * mask.dim(), *rest)], mask) if plain else NotImplemented
     places = places_of(mask)
     return Selection.of(x, mask) if places is None else x[places]
 

@@ -105,6 +105,9 @@ FUNCTIONS: dict[str, Function] = {
     "losses that are chosen from": lambda x, y, m, i: F.mse_loss(x, y, reduction="none")[m].mean(),
     "rows": lambda x, y, m, i: (F.linear(x[m], y[0]).softmax(-1) * torch.arange(3.0)).sum(0).sum(),
     "parts": lambda x, y, m, i: x[m][:, 1].mean(0) + x[m][..., -2:].sum(-1).exp().sum(),
+    "beside other axes": lambda x, y, m, i: (
+        x[m, :].sin().sum() + (x[m, 1] * y[m, -1]).sum() + (x[m, ..., 1:4] - y[m[:, 0], 0, 1:4].sum()).square().mean()
+    ),
     "extremes": lambda x, y, m, i: x[m].max() + y[m].min() + (x[m] > 9).any() + (x[m] > -9).all(),
     "choice": lambda x, y, m, i: torch.where(x[m] > y[m], 2 / x[m], torch.ones(5) * y[m]).sum(),
     "list": lambda x, y, m, i: x[[True, False, False, True]].std(),
