@@ -3,9 +3,10 @@
 """A backward inside of ``retrograd.enable()`` beside eager's: processor time of both in turn, on one thread, and peaks.
 
 ``python benchmarks/enable.py vit "LSTM classifier"`` takes models of this folder and programs of the corpus by name.
-The time is that which a third of the steps are faster than. The peak of a step is what torch's profiler sees, with the
-scratch memory of a compiled function as a tensor while it runs. How often it compiles is beside how often PyTorch's own
-compiled autograd captures a backward in as many steps; ``--counts`` measures that alone.
+The time is that which a third of the steps are faster than, of what is compiled, beside that of ``compile_backward``'s
+backward of the same model, and once it is known whether it is left to eager. The peak of a step is what torch's
+profiler sees, with the scratch memory of a compiled function as a tensor while it runs. How often it compiles is beside
+how often PyTorch's own compiled autograd captures a backward in as many steps; ``--counts`` measures that alone.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ import time
 import warnings
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +33,7 @@ from measure_memory import held_at_most  # noqa: E402
 from models import MODELS  # noqa: E402
 
 import retrograd  # noqa: E402
+from retrograd.frontend.autograd.engine.trials import MOST, WARM_UP  # noqa: E402
 from retrograd.runtime.steps.bound_function import BoundFunction  # noqa: E402
 
 Forward = Callable[[], torch.Tensor]
@@ -48,10 +51,22 @@ def make(name: str) -> tuple[Any, Forward]:
     return sample.model, lambda: sample.loss(sample.model(**inputs))
 
 
-def time_backward(model: Any, forward: Forward, enabled: bool) -> float:
+def compile_ahead(name: str) -> tuple[Any, Forward]:
+    """The same with a backward that was compiled ahead."""
+    if name in MODELS:
+        case = MODELS[name].make("bench")
+        compiled = retrograd.compile_backward(case.model, case.args)
+        return case.model, lambda: case.loss(compiled(*case.args))
+    sample = PROGRAMS[name].make()
+    inputs = sample.inputs(0)
+    step = retrograd.compile_backward(sample.model, (), inputs)
+    return sample.model, lambda: sample.loss(step(**inputs))
+
+
+def time_backward(model: Any, forward: Forward, enabled: bool, only_if_faster: bool = False) -> float:
     """Seconds of processor time that one takes, from gradients that there are not yet."""
     model.zero_grad()
-    with retrograd.enable() if enabled else nullcontext():
+    with retrograd.enable(only_if_faster=only_if_faster) if enabled else nullcontext():
         loss = forward()
         start = time.process_time()
         loss.backward()
@@ -71,7 +86,7 @@ def weigh(model: Any, forward: Forward, enabled: bool) -> int:
 
     BoundFunction._invoke = with_scratch  # type: ignore[method-assign, assignment]
     try:
-        with retrograd.enable() if enabled else nullcontext():
+        with retrograd.enable(only_if_faster=False) if enabled else nullcontext():
             return held_at_most(lambda: forward().backward())
     finally:
         BoundFunction._invoke = run  # type: ignore[method-assign]
@@ -105,22 +120,35 @@ def count_compilations(name: str) -> tuple[int, int]:
     return outcomes.count("compiled"), outcomes.count("runs eagerly")
 
 
+def in_turn(steps: Sequence[Callable[[], float]], repeats: int) -> list[float]:
+    """What a third of the runs of each step are faster than, one after the other."""
+    gc.collect()
+    gc.disable()
+    rows = [[step() for step in steps] for _ in range(repeats)]
+    gc.enable()
+    return [sorted(column)[len(column) // 3] for column in zip(*rows, strict=True)]
+
+
 def measure(name: str, repeats: int) -> str:
     """A line about one model."""
     model, forward = make(name)
     before = len(retrograd.explain_recompiles())
+    ahead = partial(time_backward, *compile_ahead(name), False)
+    mine, theirs = (partial(time_backward, model, forward, enabled) for enabled in (True, False))
     for _ in range(STEPS):
-        time_backward(model, forward, True)
+        mine()
+        ahead()
     ours, eager = (weigh(model, forward, enabled) for enabled in (True, False))
-    gc.collect()
-    gc.disable()
-    times = [[time_backward(model, forward, enabled) for enabled in (True, False)] for _ in range(repeats)]
-    gc.enable()
-    mine, theirs = (sorted(column)[len(column) // 3] for column in zip(*times, strict=True))
+    compiled_time, eager_time, ahead_time = in_turn([mine, theirs, ahead], repeats)
     compiled = sum(entry.outcome == "compiled" for entry in retrograd.explain_recompiles()[before:])
-    speed = f"{theirs * 1e3:.2f} | {mine / theirs:.2f}"
+    # By when it is known.
+    judged = partial(mine, only_if_faster=True)
+    for _ in range(WARM_UP + 2 * MOST + 4):
+        judged()
+    left_time, beside = in_turn([judged, theirs], repeats)
+    speed = f"{eager_time * 1e3:.2f} | {compiled_time / eager_time:.2f} | {left_time / beside:.2f}"
     bytes_ = f"{eager / 2**20:.2f} | {ours / eager:.2f}"
-    return f"| {name} | {speed} | {bytes_} | {compiled} | {count_captures(name)} |"
+    return f"| {name} | {speed} | {compiled_time / ahead_time:.2f} | {bytes_} | {compiled} | {count_captures(name)} |"
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -138,8 +166,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         for name in options.names or PROGRAMS:
             print("| {} | {} | {} | {} |".format(name, *count_compilations(name), count_captures(name)), flush=True)
         return 0
-    print("| model | eager ms | to eager's | eager MiB | to eager's | compiled | captured by PyTorch |")
-    print("| --- | ---: | ---: | ---: | ---: | ---: | ---: |")
+    columns = "eager ms | to eager's | once judged | to compile_backward's | eager MiB | to eager's"
+    print(f"| model | {columns} | compiled | captured by PyTorch |")
+    print("| --- |" + " ---: |" * 8)
     for name in options.names:
         print(measure(name, options.repeats), flush=True)
     return 0

@@ -29,6 +29,7 @@ from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 
 from retrograd.frontend.autograd.engine.engine_order import name_of
 from retrograd.frontend.autograd.engine.fresh_gradients import find_fresh_leaves, without_gradients
+from retrograd.frontend.autograd.engine.kept_graphs import KeptGraphs
 from retrograd.frontend.autograd.engine.late_hooks import LATE, LateHook, hooks_watched
 from retrograd.frontend.autograd.engine.reducers import take_over_reducers
 from retrograd.frontend.autograd.engine.trials import Trial, Trials
@@ -96,6 +97,7 @@ class Engine:
         # Of which roots there are backwards that PyTorch's engine has to run, whatever else of these roots is compiled.
         self._kept: set[Hashable] = set()
         self._trials = Trials()
+        self._recorded = KeptGraphs()
 
     def run_backward(self, tensors: Sequence[Any], *args: Any, **kwargs: Any) -> Any:
         """As ``torch._C._EngineBase.run_backward``: (tensors, grad_tensors, keep_graph, create_graph, inputs)."""
@@ -132,7 +134,8 @@ class Engine:
         takes_turn = is_timed and not is_known and self._trials.takes_turn(roots)
         is_new = roots in self._kept or not self._compiled.get(roots, False)
         is_held = not (keeps or is_known) and (is_new or takes_turn)
-        running = _Running(call, is_held, keeps or is_held, takes_turn)
+        repeats = keeps and self._recorded.has(call.roots)
+        running = _Running(call, is_held, keeps or is_held, takes_turn, repeats)
         start = perf_counter()
         try:
             outcome, given = self._attempt(running, args, kwargs)
@@ -143,6 +146,8 @@ class Engine:
         # Not where an exception is handled, whose frames have the tensors of the backward.
         match outcome:
             case _Outcome.DONE:
+                if keeps and running.was_recorded:
+                    self._recorded.add(call.roots)
                 if running.was_eager:
                     self._remember(roots, False)
                 elif is_timed and running.trial is not None:

@@ -131,6 +131,8 @@ class CapturedBackward:
             RunsCompiled: it is compiled, and PyTorch's graph need not keep what it saved.
             RuntimeError, TypeError: as eager's, for what a hook returned; besides, whatever the user's code raises.
         """
+        if run.repeats:
+            return list(self._module.forward(inputs, sizes, scalars, hooks, packed))
         frame = Frame(inputs, hooks, packed, scalars, lambda number: self._skeleton.slots[number].read(sizes))
         # C++ functions are given theirs as they are; nothing else takes any.
         scalars = scalars if self._computes_with_scalars else ()
@@ -170,6 +172,7 @@ class CapturedBackward:
             identity = identity or HookIdentity()
             recorder = Recorder(self._module, identity, run.call.find_node if run.can_restart else None)
             results = self._record(recorder, frame, sizes, key)
+            run.was_recorded = True
             if not self._is_worth_compiling(recorder, key):
                 return results
             self._given.unsafe |= find_unsafe_calls(recorder, frame, sizes)
@@ -182,6 +185,7 @@ class CapturedBackward:
             if use is None or not self._try(use, recorder, frame, key):
                 self._compile(recorder, frame, key)
             given, self._rehearsed = self._rehearsed, None
+            run.was_recorded = given is None
             return results if given is None else given
 
     def _record(self, recorder: Recorder, frame: Frame, sizes: Sequence[int], key: StepKey) -> list[Any]:

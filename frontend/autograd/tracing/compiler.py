@@ -83,7 +83,8 @@ class BackwardRun:
 
     ``is_held``: PyTorch's graph keeps what it saved for this run's sake, and is to free it after it. ``can_restart``:
     it is kept, so that PyTorch's engine could run the backward. ``takes_turn``: it may be one that runs in PyTorch's
-    engine to be timed. ``was_eager`` is set where it ran eagerly nevertheless, ``trial`` where it is to be known how
+    engine to be timed. ``repeats``: one of the same graph was recorded. ``was_eager`` is set where it ran eagerly
+    nevertheless, ``was_recorded`` where its results are those of a recording, ``trial`` where it is to be known how
     long it takes.
     """
 
@@ -91,7 +92,9 @@ class BackwardRun:
     is_held: bool
     can_restart: bool
     takes_turn: bool = False
+    repeats: bool = False
     was_eager: bool = False
+    was_recorded: bool = False
     trial: Trial | None = None
 
 
