@@ -15,7 +15,6 @@ from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
 from enum import Enum, auto
 from functools import partial
-from time import perf_counter
 from typing import Any, Protocol
 
 import torch
@@ -32,7 +31,7 @@ from retrograd.frontend.autograd.engine.fresh_gradients import find_fresh_leaves
 from retrograd.frontend.autograd.engine.kept_graphs import KeptGraphs
 from retrograd.frontend.autograd.engine.late_hooks import LATE, LateHook, hooks_watched
 from retrograd.frontend.autograd.engine.reducers import take_over_reducers
-from retrograd.frontend.autograd.engine.trials import Trial, Trials
+from retrograd.frontend.autograd.engine.trials import Trial, Trials, read_clock
 from retrograd.frontend.autograd.tracing.compiler import (
     BackwardCall,
     BackwardRun,
@@ -110,11 +109,12 @@ class Engine:
             set_eval_frame(before)
 
     def _run_backward(self, tensors: Sequence[Any], args: Any, kwargs: Any) -> Any:
+        is_active = self._client.is_active()
+        if not is_active or (self._trials.is_left(tensors) and self._client.times_backwards()):
+            return self._engine.run_backward(tensors, *args, **kwargs)
         # By place or by name, as torch.autograd.backward and grad do.
         create_graph = args[2] if len(args) > 2 else kwargs.get("create_graph", False)
         is_nested = self._running is not None or torch._C._current_graph_task_id() != -1
-        if not self._client.is_active():
-            return self._engine.run_backward(tensors, *args, **kwargs)
         inputs = (args[3] if len(args) > 3 else kwargs.get("inputs")) or ()
         gradients = args[0] if args else kwargs.get("grad_tensors")
         if reason := _why_eager(is_nested, create_graph, gradients):
@@ -129,14 +129,12 @@ class Engine:
         keeps, roots = _keeps_graph(args, kwargs), _describe_roots(call.roots)
         # What is a step of a training.
         is_timed = not (keeps or call.inputs) and self._client.times_backwards()
-        if is_timed and self._trials.is_left(roots, call.roots):
-            return self._engine.run_backward(call.roots, *args, **kwargs)
         takes_turn = is_timed and not is_known and self._trials.takes_turn(roots)
         is_new = roots in self._kept or not self._compiled.get(roots, False)
         is_held = not (keeps or is_known) and (is_new or takes_turn)
         repeats = keeps and self._recorded.has(call.roots)
         running = _Running(call, is_held, keeps or is_held, takes_turn, repeats)
-        start = perf_counter()
+        start = read_clock()
         try:
             outcome, given = self._attempt(running, args, kwargs)
         except LateHook:
@@ -151,7 +149,7 @@ class Engine:
                 if running.was_eager:
                     self._remember(roots, False)
                 elif is_timed and running.trial is not None:
-                    self._trials.add_compiled(roots, call.roots, running.trial, perf_counter() - start)
+                    self._trials.add_compiled(roots, call.roots, running.trial, read_clock() - start)
                 return given
             case _Outcome.COMPILED:
                 self._remember(roots, True)
@@ -160,7 +158,7 @@ class Engine:
                 self._remember(roots, False)
                 return self._run_active(call, args, kwargs)
             case _Outcome.EAGER if isinstance(given, TakesTurn):
-                return self._time_eager(call, roots, given.trial, args, kwargs)
+                return self._time_eager(call, given.trial, args, kwargs)
             case _Outcome.EAGER:
                 self._remember(roots, False)
                 if isinstance(given, NeedsEngine):
@@ -172,12 +170,12 @@ class Engine:
                 self._client.refuse(refusal)
         return self._engine.run_backward(call.roots, *args, **kwargs)
 
-    def _time_eager(self, call: BackwardCall, roots: Hashable, trial: Trial, args: Any, kwargs: Any) -> Any:
+    def _time_eager(self, call: BackwardCall, trial: Trial, args: Any, kwargs: Any) -> Any:
         """Run a backward as PyTorch does, to know how long that takes."""
-        start = perf_counter()
+        start = read_clock()
         given = self._engine.run_backward(call.roots, *args, **kwargs)
-        taken = perf_counter() - start
-        if (reason := self._trials.add_eager(roots, call.roots, trial, taken)) is not None:
+        taken = read_clock() - start
+        if (reason := self._trials.add_eager(call.roots, trial, taken)) is not None:
             self._client.leave(reason)
         return given
 

@@ -16,20 +16,20 @@ from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, field
 from math import sqrt
 from statistics import median
+from time import perf_counter, thread_time
 from typing import Any
 from weakref import WeakSet
 
 import torch
 
 from retrograd.frontend.autograd.engine.engine_order import find_edge, name_of
-from retrograd.frontend.autograd.hooks.hook_identity import Same
 
 WARM_UP = 20
 FEWEST = 6
 CHECKED = 16
 MOST = 48
 SURE = 3.0
-MARGIN = 1.1
+MARGIN = 1.05
 # How far into its graph it is looked at to tell backwards apart.
 _HOPS = 4
 _LEAF = "AccumulateGrad"
@@ -92,20 +92,18 @@ def rank(these: Sequence[float], those: Sequence[float]) -> float:
 class Trials:
     """All trials of an engine, by the backwards that they are of.
 
-    A backward that is left is told by its roots and by what is behind them, which takes some microseconds and is done
-    for those alone whose roots are like those of one that is left.
+    A backward that is left is told by its first root and by what is behind it.
     """
 
     def __init__(self) -> None:
         # Of which roots the next backward is to be one that PyTorch's engine could run.
         self._held: set[Hashable] = set()
-        self._left: dict[Hashable, set[Hashable]] = {}
+        self._left: set[Hashable] = set()
         self._trials: dict[Hashable, WeakSet[Trial]] = {}
 
-    def is_left(self, kind: Hashable, roots: Sequence[Any]) -> bool:
-        """Whether a backward, whose roots are of a kind, is left to PyTorch's engine."""
-        left = self._left.get(kind)
-        return left is not None and describe_path(roots) in left
+    def is_left(self, roots: Sequence[Any]) -> bool:
+        """Whether a backward is left to PyTorch's engine."""
+        return bool(self._left) and describe_path(roots) in self._left
 
     def takes_turn(self, kind: Hashable) -> bool:
         """Whether a backward of these roots may be one that is to run in PyTorch's engine now; asked once for each."""
@@ -118,41 +116,54 @@ class Trials:
         """Add a compiled step."""
         trial.add_compiled(seconds)
         if trial.steps == 1:
-            self._alike(kind, describe_path(roots)).add(trial)
+            self._alike(describe_path(roots)).add(trial)
         if trial.is_waiting:
             self._held.add(kind)
 
-    def add_eager(self, kind: Hashable, roots: Sequence[Any], trial: Trial, seconds: float) -> str | None:
+    def add_eager(self, roots: Sequence[Any], trial: Trial, seconds: float) -> str | None:
         """Add a step in PyTorch's engine; says why the backward is left to that, if it is from now on."""
         path = describe_path(roots)
         trial.add_eager(seconds)
-        if not trial.is_slow or not all(other.is_slow for other in self._alike(kind, path)):
+        if not trial.is_slow or not all(other.is_slow for other in self._alike(path)):
             return None
-        self._left.setdefault(kind, set()).add(path)
+        self._left.add(path)
         return trial.describe()
 
-    def _alike(self, kind: Hashable, path: Hashable) -> WeakSet[Trial]:
+    def _alike(self, path: Hashable) -> WeakSet[Trial]:
         """The trials of backwards that are told apart by what is compiled alone."""
         if len(self._trials) >= MOST_PATHS:
             self._trials.clear()
             self._left.clear()
-        return self._trials.setdefault((kind, path), WeakSet())
+        return self._trials.setdefault(path, WeakSet())
 
 
 def describe_path(roots: Sequence[Any]) -> Hashable:
-    """Describe the first nodes of a backward and what their gradients are like, up to a leaf, which is another one in
-    another model."""
+    """Describe the first nodes of a backward, what the gradients of the last of them are like, and the leaf that is
+    met, which is another one in another model. Asked at each step of what is left: of a leaf that is gone another may
+    have the number."""
     root, path = roots[0], list[Hashable]()
     node: Any = getattr(root, "grad_fn", None) or find_edge(root).node
     for _ in range(_HOPS):
-        path.append((name_of(node), *[(tuple(like.shape), like.dtype) for like in node._input_metadata]))
-        following = [other for other, _ in node.next_functions if other is not None]
-        leaves = [other for other in following if type(other).__name__ == _LEAF]
-        if leaves or not following:
-            path += [Same(leaf.variable) for leaf in leaves]
+        path.append(name_of(node))
+        following = None
+        for other, _number in node.next_functions:
+            if other is None:
+                continue
+            if type(other).__name__ == _LEAF:
+                path.append(id(other.variable))
+                following = None
+                break
+            following = following or other
+        if following is None:
             break
-        node = following[0]
-    return tuple(path)
+        node = following
+    return (*path, *[(tuple(like.shape), like.dtype) for like in node._input_metadata])
+
+
+def read_clock() -> float:
+    """Seconds that have passed; of this thread alone where torch has no others, since then other programs do not
+    count."""
+    return thread_time() if torch.get_num_threads() == 1 else perf_counter()
 
 
 def can_be_timed(tensors: Sequence[torch.Tensor]) -> bool:

@@ -172,9 +172,9 @@ class CapturedBackward:
             identity = identity or HookIdentity()
             recorder = Recorder(self._module, identity, run.call.find_node if run.can_restart else None)
             results = self._record(recorder, frame, sizes, key)
-            run.was_recorded = True
             if not self._is_worth_compiling(recorder, key):
                 return results
+            run.was_recorded = True
             self._given.unsafe |= find_unsafe_calls(recorder, frame, sizes)
             recorder.unsafe = self._given.unsafe
             if recorder.inlined and has_firm_calls(recorder):
