@@ -62,7 +62,8 @@ class Steps:
     def __init__(self, sample: Sample) -> None:
         self.sample = sample
         self._state = _state(sample.model)
-        self._double = _without_grouped_products(copy.deepcopy(sample.model).double())
+        # On the CPU: some of PyTorch's kernels for a GPU are wrong in any precision.
+        self._double = _without_grouped_products(copy.deepcopy(sample.model).cpu().double())
         self._double_state = _state(self._double)
 
     def run(self, call: Call, turn: int, around: Callable[[Callable[[], None]], None] = lambda step: step()) -> Run:
@@ -165,4 +166,7 @@ def _copy(tensor: Tensor) -> Tensor:
 
 
 def _widen(value: Any) -> Any:
-    return value.double() if isinstance(value, Tensor) and value.is_floating_point() else value
+    """On the CPU, and in float64 if it is a tensor of floating-point numbers."""
+    if not isinstance(value, Tensor):
+        return value
+    return value.cpu().double() if value.is_floating_point() else value.cpu()
