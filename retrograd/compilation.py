@@ -33,7 +33,10 @@ from retrograd.frontend.layers.random_ops import find_seed
 from retrograd.frontend.layers.recurrent import recurrent_loops
 from retrograd.frontend.libraries.ops import library_ops
 from retrograd.frontend.preparation.fx_partition import bind, bind_traced
+from retrograd.frontend.python.drawn_arrays import DrawingCall, DrawnError, GivenArrays, draw_all
+from retrograd.frontend.python.python_calls_seen import generators_kept
 from retrograd.frontend.python.python_places import PythonValues
+from retrograd.frontend.python.source_locations import CaptureError
 from retrograd.frontend.sizes.size_one import admit_ones
 from retrograd.frontend.verification.first_comparison import verified
 from retrograd.keeping import keep_model
@@ -76,6 +79,50 @@ class Compilation:
     ) -> CompiledBackward:
         """Compile for arguments like these; returns and raises what :func:`retrograd.compile_backward` does. By
         ``question`` other processes may know what was compiled."""
+        try:
+            return self._compile(args, kwargs, portable=portable, question=question)
+        except DrawnError as error:
+            if not error.calls or self.dynamic_shapes is not None:
+                raise
+            try:
+                return self._compile_given_arrays(args, kwargs, error.calls, portable=portable)
+            except CaptureError as other:
+                # It uses them otherwise than tensors can be used.
+                raise error from other
+
+    def _compile_given_arrays(
+        self,
+        args: Sequence[Any],
+        kwargs: Mapping[str, Any] | None,
+        calls: Sequence[DrawingCall],
+        *,
+        portable: bool,
+    ) -> CompiledBackward:
+        """Compile the model with what these calls draw as an argument, which each call of it draws."""
+        tensors = tensors_of(self.model, args, kwargs)
+        draw = partial(draw_all, calls, tensors[0].device if tensors else torch.device("cpu"))
+        with generators_kept({}):
+            given = {**(kwargs or {}), **draw()}
+        with_arrays = replace(self, model=GivenArrays(self.model, calls))
+        compiled = with_arrays._compile(args, given, portable=portable, question=None)
+        alone = compiled.specializations
+        if not isinstance(alone, Specializations):
+            raise AssertionError("what was compiled here knows what for")
+        in_eager = replace(self, as_in_eager=True)
+        compiled.specializations = Specializations(
+            self.model, alone.values, self.compile, in_eager.compile, alone.hooks, self.request.fallback
+        )
+        compiled.draw = draw
+        return compiled
+
+    def _compile(
+        self,
+        args: Sequence[Any],
+        kwargs: Mapping[str, Any] | None,
+        *,
+        portable: bool,
+        question: ModelInQuestion | None,
+    ) -> CompiledBackward:
         options, phases, hooks = self._options(args, kwargs), Progress(self.progress), find_open_pair()
         with COMPILING, contextlib.ExitStack() as stack, recurrent_loops(options.loops):
             with phases.phase("capture"), library_ops(options.libraries.compiled() if portable else options.libraries):

@@ -29,6 +29,7 @@ import numpy as np
 import torch
 from torch.utils import checkpoint
 
+from retrograd.frontend.python.drawn_arrays import DrawnError, find_calls
 from retrograd.frontend.python.source_locations import CaptureError, is_user_file
 
 _CHECKPOINT = checkpoint.__file__
@@ -87,15 +88,22 @@ def run_watched(run: Callable[[], Any], seen: PythonSeen, generators: Mapping[st
         profiler.enable(subcalls=True, builtins=True)
         try:
             result = run()
+        except BaseException:
+            _restore(known, before)
+            raise
         finally:
             profiler.disable()
     drawn = [name for name, generator in known.items() if not _is_same(_state(generator), before[name])]
     if drawn:
         _restore(known, before)
-        line = _find_line(run, lambda: _is_same(_state(known[drawn[0]]), before[drawn[0]]))
+        line, frame = _find_line(run, lambda: _is_same(_state(known[drawn[0]]), before[drawn[0]]))
         _restore(known, before)
         if line is not None:
-            raise CaptureError(f"the model draws random numbers from Python's {drawn[0]}, {_FROZEN}{line}", _REMEDY)
+            calls = find_calls(run, frame, lambda again, holds: _find_line(again, holds)[1], _Changes(known).happened)
+            _restore(known, before)
+            raise DrawnError(
+                f"the model draws random numbers from Python's {drawn[0]}, {_FROZEN}{line}", _REMEDY, calls
+            )
     entries = profiler.getstats()
     seen.hooks_graph |= any(isinstance(entry.code, str) and _HOOKS.fullmatch(entry.code) for entry in entries)
     _refuse_seeding(run, entries, seeded)
@@ -311,15 +319,16 @@ def _place(frame: FrameType, line: int) -> str:
     return f', at File "{code.co_filename}", line {line}, in {code.co_name}\n    {text}'
 
 
-def _find_line(run: Callable[[], Any], unchanged: Callable[[], bool]) -> str | None:
-    """Run the model once more, up to the first line of its code after which ``unchanged`` no longer holds; ``None``
-    where that is so to the end: an import drew them, say."""
+def _find_line(run: Callable[[], Any], unchanged: Callable[[], bool]) -> tuple[str | None, FrameType | None]:
+    """Run the model once more, up to the first line of its code after which ``unchanged`` no longer holds, and give it
+    with its frame; nothing where that is so to the end: an import drew them, say."""
     last: list[str] = [""]
+    frames: list[FrameType | None] = [None]
 
     def on_line(frame: FrameType, _event: str, _arg: Any) -> Any:
         if not unchanged():
             raise _Found(last[0])
-        last[0] = _place(frame, frame.f_lineno)
+        last[0], frames[0] = _place(frame, frame.f_lineno), frame
         return on_line
 
     def on_call(frame: FrameType, _event: str, _arg: Any) -> Any:
@@ -333,7 +342,20 @@ def _find_line(run: Callable[[], Any], unchanged: Callable[[], bool]) -> str | N
         last[0] = found.place
     finally:
         sys.settrace(before)
-    return None if unchanged() else last[0]
+    return (None, None) if unchanged() else (last[0], frames[0])
+
+
+class _Changes:
+    """Tells when the states of generators change."""
+
+    def __init__(self, generators: Mapping[str, Any]) -> None:
+        self._generators = generators
+        self._states = {name: _state(generator) for name, generator in generators.items()}
+
+    def happened(self) -> bool:
+        """Whether one has changed since this was last asked."""
+        before, self._states = self._states, {name: _state(g) for name, g in self._generators.items()}
+        return not all(_is_same(self._states[name], before[name]) for name in before)
 
 
 def _find_call(run: Callable[[], Any], caller: CodeType, called: Any) -> str | None:

@@ -130,6 +130,8 @@ class CompiledBackward:
         self._has_run = False
         self._peak: int | None = None
         self.specializations: OtherPrograms | None = None
+        # Draws arguments, by name, which the program takes besides at each call.
+        self.draw: Callable[[], Mapping[str, Any]] | None = None
 
     @property
     def manifest(self) -> Manifest:
@@ -154,7 +156,7 @@ class CompiledBackward:
 
     def _run(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
         parts = self._parts
-        inputs = parts.convention.flatten(args, kwargs)
+        inputs = parts.convention.flatten(args, self._with_drawn(kwargs))
         state = parts.state.tensors()
         primals = [*parts.convention.check_state(state), *inputs]
         _refuse_transforms(primals)
@@ -176,7 +178,9 @@ class CompiledBackward:
         """
         state = self._parts.state.of(model)
         self._parts.convention.check_state(state.tensors())
-        return CompiledBackward(dataclasses.replace(self._parts, state=state, bisect=None))
+        bound = CompiledBackward(dataclasses.replace(self._parts, state=state, bisect=None))
+        bound.draw = self.draw
+        return bound
 
     def to_device(self) -> CompiledBackward:
         """Keep the parameters and buffers on the device from now on, where it cannot work on torch's memory (Vulkan):
@@ -283,7 +287,10 @@ class CompiledBackward:
         """
         if self._parts.bisect is None:
             raise ValueError("this program does not know its model: use retrograd.bisect(model, args, artifact=file)")
-        return self._parts.bisect(args, kwargs)
+        return self._parts.bisect(args, self._with_drawn(kwargs))
+
+    def _with_drawn(self, kwargs: Mapping[str, Any]) -> Mapping[str, Any]:
+        return kwargs if self.draw is None else {**kwargs, **self.draw()}
 
     def __reduce__(self) -> NoReturn:
         raise TypeError(

@@ -1,0 +1,138 @@
+# Part of the retrograd project, under the Apache License v2.0 with LLVM Exceptions.
+# SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+"""Models that mask what numpy draws at each step, as SpecAugment does: gradients are eager's for the same numbers."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+
+import retrograd
+from retrograd.frontend.python.drawn_arrays import DrawnError
+
+
+def draw_mask(shape: tuple[int, int], share: float, least: int = 0) -> Any:
+    mask = np.zeros(shape, dtype=bool)
+    for row in mask:
+        count = max(int(share * shape[1] + np.random.rand(1).item()), least)
+        row[np.random.choice(shape[1], count, replace=False)] = True
+    return mask
+
+
+def draw_weights(count: int) -> Any:
+    return np.random.rand(count).astype(np.float32)
+
+
+def draw_coin(share: float) -> bool:
+    return bool(np.random.rand() < share)
+
+
+def draw_for(x: Tensor) -> Any:
+    return np.random.rand(len(x)) < 0.5
+
+
+class Masked(nn.Module):
+    """Puts a parameter where a mask is, and weighs rows, as it was drawn."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.last = nn.Linear(8, 8), nn.Linear(8, 8)
+        self.masked = nn.Parameter(torch.rand(8))
+        self.share = 0.3
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.first(x)
+        if self.training and self.share > 0:
+            mask = draw_mask((x.shape[0], x.shape[1]), self.share, least=2)
+            x = x.clone()
+            x[torch.tensor(mask, device=x.device, dtype=torch.bool)] = self.masked.to(x.dtype)
+            x = x * torch.tensor(draw_weights(x.shape[0]))[:, None, None]
+        result: Tensor = self.last(x).sin()
+        return result
+
+
+def step(model: Masked, call: Callable[..., Any], x: Tensor, seed: int) -> tuple[list[Tensor], Any]:
+    np.random.seed(seed)
+    model.zero_grad()
+    output = call(x)
+    output.square().sum().backward()
+    gradients = [p.grad.clone() for p in model.parameters() if p.grad is not None]
+    state: Any = np.random.get_state()
+    return [output.detach().clone(), *gradients], state[2]
+
+
+def compare(model: Masked, compiled: Callable[..., Any], x: Tensor, seed: int) -> None:
+    (found, position), (eager, eagers_position) = (step(model, call, x, seed) for call in (compiled, model))
+    for ours, theirs in zip(found, eager, strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=1e-5, atol=1e-5)
+    assert position == eagers_position
+
+
+def test_each_step_draws_what_eager_draws() -> None:
+    torch.manual_seed(0)
+    model, x = Masked(), torch.randn(4, 10, 8)
+    np.random.seed(7)
+    compiled = retrograd.compile_backward(model, (x,), cache=False)
+    drawn = np.random.rand()
+    np.random.seed(7)
+    assert drawn == np.random.rand(), "compiling draws from the user's numbers"
+    for seed in range(3):
+        compare(model, compiled, x, seed)
+    assert compiled.explain().to_dict()["verification"] == [
+        "@forward: verified by its first call",
+        "@backward: verified by its first call",
+    ]
+    model.share = 0.6
+    compare(model, compiled, x, 3)
+    model.share = 0.3
+    compare(model, compiled, x, 4)
+    assert "every value agrees" in str(compiled.bisect(x))
+
+
+def test_a_file_takes_what_was_drawn(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    model, x = Masked(), torch.randn(4, 10, 8)
+    compiled = retrograd.compile_backward(model, (x,), cache=False)
+    compiled.save(tmp_path / "masked.rgb")
+    loaded = retrograd.load(tmp_path / "masked.rgb", model)
+    np.random.seed(0)
+    drawn = (torch.tensor(draw_mask((4, 10), 0.3, least=2)), torch.tensor(draw_weights(4)))
+    np.random.seed(0)
+    torch.testing.assert_close(loaded(x, drawn=drawn), compiled(x))
+
+
+def flips(x: Tensor) -> Tensor:
+    return x.sin() if draw_coin(0.5) else x.cos()
+
+
+def draws_by_itself(x: Tensor) -> Tensor:
+    return x * torch.tensor(draw_mask((4, 8), 0.5)) * random.random()
+
+
+def draws_for_a_tensor(x: Tensor) -> Tensor:
+    return x * torch.tensor(draw_for(x))[:, None]
+
+
+@pytest.mark.parametrize("function", [flips, draws_by_itself, draws_for_a_tensor])
+def test_numbers_that_decide_what_is_computed_are_refused(function: Callable[[Tensor], Tensor]) -> None:
+    with pytest.raises(DrawnError, match="draws random numbers from Python's"):
+        retrograd.compile_backward(function, (torch.rand(4, 8, requires_grad=True),), cache=False)
+
+
+def test_of_a_function_whose_arguments_differ_the_first_is_not_taken_for_the_others() -> None:
+    """A count of calls that the model keeps is no value that it was compiled for."""
+    counts = [0]
+
+    def function(x: Tensor) -> Tensor:
+        counts[0] += 1
+        return x * torch.tensor(draw_mask((4, 8), 0.5 / counts[0]))
+
+    with pytest.raises(retrograd.CaptureError):
+        retrograd.compile_backward(function, (torch.rand(4, 8, requires_grad=True),), cache=False)
