@@ -42,7 +42,7 @@ class DrawingCall:
 
 
 def draw_all(calls: Sequence[DrawingCall], device: torch.device) -> dict[str, tuple[torch.Tensor, ...]]:
-    """What these calls draw, one after the other, as an argument by name."""
+    """Gives what these calls draw, one after the other, as an argument by name."""
     return {DRAWN: tuple(call.draw(device) for call in calls)}
 
 
