@@ -145,7 +145,7 @@ class KeptState:
             for path, leaf in pytree.tree_flatten_with_path(value)[0]:
                 leaves.append(leaf)
                 names.append(name_in_role(NEW, f"{attribute.qualified}{pytree.keystr(path)}"))
-        self._values = []
+        self._values, self._before = [], []
         return leaves, names
 
     def specs(self) -> tuple[KeptSpec, ...]:
