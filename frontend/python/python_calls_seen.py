@@ -30,7 +30,7 @@ import torch
 from torch.utils import checkpoint
 
 from retrograd.frontend.python.drawn_arrays import DrawnError, find_calls
-from retrograd.frontend.python.source_locations import CaptureError, is_user_file
+from retrograd.frontend.python.source_locations import IN_PARTS, CaptureError, is_user_file
 
 _CHECKPOINT = checkpoint.__file__
 # As `exec` names the file of what is no file's.
@@ -44,7 +44,10 @@ _HOOKS = re.compile(r"<method '(register_hook|register_prehook|register_hooks)' 
 _SEEDS = re.compile(
     r"<method '(manual_seed|seed|initial_seed|set_state|graphsafe_set_state)' of 'torch._C.Generator' objects>"
 )
-_REMEDY = "decide it outside of the model and pass it as an argument, or use torch.rand, which differs at each call"
+_REMEDY = (
+    "decide it outside of the model and pass it as an argument, or use torch.rand, which differs at each call; "
+    f"{IN_PARTS}"
+)
 _FILE_REMEDY = "read it before the model is called, and pass what it has as an argument or keep it as an attribute"
 _CLOCK_REMEDY = "take it out of the model, or leave it out where torch.compiler.is_compiling()"
 

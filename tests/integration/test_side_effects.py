@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 import contextlib
+import random
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -516,3 +517,30 @@ def test_a_recurrent_layer_that_remembers() -> None:
     with contextlib.ExitStack() as stack:
         kept = capture_joint(stack, model, (randn(2, 3),)).signature.kept
     assert [spec.name for spec in kept] == ["state"] and model.state is None
+
+
+def test_a_layer_that_is_dropped_by_a_coin_compiles_in_parts() -> None:
+    """The remedy that a model of others leaves its user."""
+
+    class Drops(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first, self.second = nn.Linear(3, 3), nn.Linear(3, 3)
+
+        def forward(self, x: Tensor) -> Tensor:
+            y: Tensor = self.first(x)
+            return torch.tanh(self.second(y)) if random.uniform(0, 1) < 0.5 else y
+
+    model, x = Drops(), randn(2, 3)
+    with pytest.raises(retrograd.CaptureError, match=r"Python's random(?s:.*)torch.compile\(model, backend="):
+        retrograd.compile_backward(model, (x,))
+    torch._dynamo.reset()
+    compiled = torch.compile(model, backend="retrograd")
+    for seed in range(4):
+        gradients = []
+        for call in (model, compiled):
+            random.seed(seed)
+            model.zero_grad()
+            call(x).square().sum().backward()
+            gradients.append([p.grad for p in model.parameters()])
+        torch.testing.assert_close(*gradients)
