@@ -31,6 +31,12 @@ number."""
 
 def find_reached(outputs: Sequence[torch.Tensor], inputs: Mapping[str | int, torch.Tensor]) -> Reached:
     """From which of ``outputs`` autograd comes to each of ``inputs``; nothing where no two outputs have gradients."""
+    # Modes that watch what a model asks of its tensors are to see none of this.
+    with torch._C.DisableTorchFunction():
+        return _find_reached(outputs, inputs)
+
+
+def _find_reached(outputs: Sequence[torch.Tensor], inputs: Mapping[str | int, torch.Tensor]) -> Reached:
     roots = [(number, output.grad_fn) for number, output in enumerate(outputs) if output.grad_fn is not None]
     if len(roots) < 2:
         return {}
