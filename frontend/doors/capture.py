@@ -156,6 +156,7 @@ def _capture(
     if kept is not None:
         raise kept
     graph_module = joint.graph_module
+    _check_requiring(flat, [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)])
     other = _reconsider(flat, joint)
     if other is not None or flat.requiring or (flat.changes and not counts):
         stack.close()
@@ -293,6 +294,18 @@ def _check_memory_of_state(model: torch.nn.Module | None) -> None:
                 f"{name} is on the meta device, without values",
                 "give it values, by to_empty() and its initialization; a module that functional_call() is given with "
                 "other tensors is to be no part of the model: keep it in a tuple, (module,)",
+            )
+
+
+def _check_requiring(flat: FlatModule, tensors: Sequence[torch.Tensor]) -> None:
+    """Refuse an argument that the model has require grad and that is given a second time."""
+    given = [*tensors, *flat.parameters(), *flat.buffers()]
+    for number in flat.requiring:
+        if sum(other is tensors[number] for other in given) > 1:
+            raise CaptureError(
+                "the model has an argument require grad that is given to it a second time, as another argument or a "
+                "buffer",
+                "give a clone() of it",
             )
 
 

@@ -27,6 +27,7 @@ from retrograd.frontend.python.python_functions import is_programs, may_write
 from retrograd.frontend.python.python_places import Place, PythonValues
 from retrograd.frontend.python.python_tables import ABSENT, told_of
 from retrograd.frontend.python.python_values import find_generators, find_values
+from retrograd.frontend.python.requiring_arguments import RequiringArguments
 from retrograd.frontend.python.sanity_checks import CheckRecorder, SanityCheck
 from retrograd.frontend.python.side_effects import refuse_counting, unchanged
 from retrograd.frontend.python.source_locations import CaptureError, SourceTracker
@@ -163,10 +164,11 @@ class FlatModule(torch.nn.Module):
             self._watched(tensors, here),
         )
         self.made.note((tensors, list(self.parameters()), list(self.buffers())), None)
-        seen = PythonSeen()
+        seen, names = PythonSeen(), self._given_names(tensors)
+        requiring = RequiringArguments(names)
         with (
             HookTracker(),
-            SourceTracker(self.made.note, self.read.append, self._given_names(tensors), seen.asked, seen.requires),
+            SourceTracker(self.made.note, self.read.append, names, seen.asked, requiring),
             given,
             contained(self.model, self.made.place_of) as containment,
             noting,
@@ -185,7 +187,7 @@ class FlatModule(torch.nn.Module):
             generators = find_generators(self._call, modules)
             result = settled(run_watched(call, seen, generators))
             self.kept.note(containment, self.made.place_of)
-            self._note_requiring(tensors, seen.requires)
+            self._note_requiring(tensors, requiring.places)
         recorder, answers = of
         self.checks, self.answers = tuple(recorder.checks), (*answers.found, *self._told(seen.asked))
         kept = {(id(attribute.module), attribute.name) for attribute in self.kept.attributes}
@@ -241,9 +243,10 @@ class FlatModule(torch.nn.Module):
 
     def _again(self, run: Callable[[], Any], tensors: Sequence[torch.Tensor], owner: CodeType) -> None:
         """Run what runs the model once more."""
+        names = self._given_names(tensors)
         with (
             HookTracker(),
-            SourceTracker(self.made.note, self.read.append, self._given_names(tensors)),
+            SourceTracker(self.made.note, self.read.append, names, None, RequiringArguments(names)),
             contained(self.model, self.made.place_of) as containment,
             compiling(self.says_compiling),
             self._watched(tensors, owner),

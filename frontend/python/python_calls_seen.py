@@ -64,8 +64,6 @@ class PythonSeen:
     reads_environment: bool = False
     # What it asked of parameters and buffers but for their contents, with the name of each.
     asked: set[tuple[str, str]] = field(default_factory=set)
-    # What it had require grad of these, and of arguments, by their numbers, with the place.
-    requires: dict[str, str] = field(default_factory=dict)
     environment: dict[str, str | None] = field(default_factory=dict)
     asks_compiling: bool = False
     hooks_graph: bool = False

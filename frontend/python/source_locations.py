@@ -13,7 +13,7 @@ import traceback
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from types import FrameType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
@@ -22,6 +22,9 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import _disable_current_modes
 
 from retrograd.contract.errors import RetrogradError
+
+if TYPE_CHECKING:
+    from retrograd.frontend.python.requiring_arguments import RequiringArguments
 
 _TORCH = str(Path(torch.__file__).parent)
 _NESTED = str(Path(torch.nested.__file__).parent)
@@ -52,9 +55,6 @@ _NOT_TRACED = {
         "decide it outside of the model and pass it as an argument",
     ),
 }
-# What has a tensor require grad, or not.
-_SET_REQUIRES = torch.Tensor.requires_grad.__set__  # type: ignore[attr-defined]
-_HAS_REQUIRE = (torch.Tensor.requires_grad_, _SET_REQUIRES)
 # What gives a tensor's contents to Python.
 READS = (torch.Tensor.numpy, torch.Tensor.__array__, torch.Tensor.tolist, torch.Tensor.item)
 
@@ -84,7 +84,7 @@ class SourceTracker(TorchFunctionMode):
     traced as a constant and get no gradient. ``seen`` is called with what each function returns, and the user's
     line; ``read`` with tensors of the user's, neither parameters nor arguments, whose contents Python takes. What
     Python asks of parameters, buffers and arguments, ``given`` by their identity, is added to ``asked``, with the name
-    of each; to ``requires`` the names of those that are made to require grad, with the place.
+    of each; ``requiring`` is told of each call, for those that are made to require grad.
     """
 
     def __init__(
@@ -93,14 +93,14 @@ class SourceTracker(TorchFunctionMode):
         read: Callable[[torch.Tensor], None],
         given: Mapping[int, str] | None = None,
         asked: set[tuple[str, str]] | None = None,
-        requires: dict[str, str] | None = None,
+        requiring: RequiringArguments | None = None,
     ) -> None:
         super().__init__()
         self._seen = seen
         self._read = read
         self._given = given or {}
         self._asked = set() if asked is None else asked
-        self._requires = {} if requires is None else requires
+        self._requiring = requiring
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         frame = user_frame(sys._getframe(1))
@@ -113,7 +113,8 @@ class SourceTracker(TorchFunctionMode):
                 f"the model assigns to .data of a tensor, which no graph records{_at(frame)}",
                 "write to the tensor in place under torch.no_grad(): tensor.copy_(...)",
             )
-        for leaf in torch.utils._pytree.tree_leaves((args, kwargs)):
+        leaves = torch.utils._pytree.tree_leaves((args, kwargs))
+        for leaf in leaves:
             if isinstance(leaf, torch.Tensor) and leaf.requires_grad and _is_from_outside(leaf):
                 raise CaptureError(
                     f"a tensor of shape {tuple(leaf.shape)} that requires grad is neither an argument nor a parameter "
@@ -128,12 +129,8 @@ class SourceTracker(TorchFunctionMode):
                 return func(*args, **(kwargs or {}))
         if func in _ASKS or func in _NOT_TRACED:
             self._note_asked(func, args, kwargs, sys._getframe(1), line)
-        if func in _HAS_REQUIRE and id(args[0]) in self._given:
-            if not args[0].requires_grad:
-                self._requires[self._given[id(args[0])]] = _at(frame)
-            elif func == _SET_REQUIRES and args[1]:
-                # No argument of a trace is a leaf.
-                return None
+        if self._requiring is not None and self._requiring.meet(func, leaves, lambda: _at(frame)):
+            return None
         result = func(*args, **(kwargs or {}))
         self._seen(result, line)
         return result

@@ -287,7 +287,18 @@ class CallingConvention:
                     )
 
     def set_requiring(self, primals: Sequence[torch.Tensor]) -> None:
-        """Have arguments require grad that the model itself has require it, as eager does to its caller's."""
+        """Have arguments require grad that the model itself has require it, as eager does to its caller's.
+
+        Raises:
+            ArgumentError: one of them is given a second time, as what requires none.
+        """
+        for i in self._requiring:
+            for j, other in enumerate(primals):
+                if i != j and other is primals[i]:
+                    raise ArgumentError(
+                        f"{self._name_of(j)} is the same tensor as {self._name_of(i)}, which the model has require "
+                        "grad; pass a clone() of it"
+                    )
         for i in self._requiring:
             primals[i].requires_grad_()
 
