@@ -168,7 +168,7 @@ class FlatModule(torch.nn.Module):
         requiring = RequiringArguments(names)
         with (
             HookTracker(),
-            SourceTracker(self.made.note, self.read.append, names, seen.asked, requiring),
+            SourceTracker(self.made.note, self.read.append, names, seen.asked, requiring.meet),
             given,
             contained(self.model, self.made.place_of) as containment,
             noting,
@@ -197,8 +197,9 @@ class FlatModule(torch.nn.Module):
             self._again(lambda: run_watched(call, PythonSeen(), others), tensors, here)
         self.asks_compiling, self.hooks_graph = seen.asks_compiling, seen.hooks_graph
         self.may_write = any(is_programs(code) and may_write(code) for code in seen.codes)
-        if containment.changed or self.python.steps or self.counts or self.kept.first_set:
-            self._again(partial(refuse_counting, self.model, call, self.python, self.kept.forget), tensors, here)
+        if containment.changed or self.python.steps or self.counts or self.kept.first_set or self.kept.mixed:
+            refuse = partial(refuse_counting, self.model, call, self.python, self.kept.forget_tensors, self.kept.shown)
+            self._again(refuse, tensors, here)
             self.python = self.python.without(self.python.changed_places())
         if self.kept.first_set:
             self._again(partial(self._guard_first_set, call, tensors), tensors, here)
@@ -246,7 +247,7 @@ class FlatModule(torch.nn.Module):
         names = self._given_names(tensors)
         with (
             HookTracker(),
-            SourceTracker(self.made.note, self.read.append, names, None, RequiringArguments(names)),
+            SourceTracker(self.made.note, self.read.append, names, None, RequiringArguments(names).meet),
             contained(self.model, self.made.place_of) as containment,
             compiling(self.says_compiling),
             self._watched(tensors, owner),

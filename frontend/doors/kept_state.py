@@ -17,9 +17,10 @@ from retrograd.contract.roles import NEW, name_in_role
 from retrograd.contract.signature import KeptSpec
 from retrograd.frontend.doors.signature import dump_tree
 from retrograd.frontend.python.kept_attributes import Containment, KeptAttribute, is_of_type, tensors_in
+from retrograd.frontend.python.python_contents import is_plain
 from retrograd.frontend.python.python_places import Place
 from retrograd.frontend.python.python_tables import ABSENT
-from retrograd.frontend.python.side_effects import KEPT_REMEDY, WHERE_KEPT
+from retrograd.frontend.python.side_effects import KEPT_REMEDY, WHERE_KEPT, shown
 from retrograd.frontend.python.source_locations import CaptureError
 from retrograd.frontend.traceable.masked_selections import settled
 
@@ -52,6 +53,8 @@ class KeptState:
         self.first_set: list[tuple[KeptAttribute, Any]] = []
         # How what they are set to differs from what the program takes, by qualified name.
         self.retyped: dict[str, str] = {}
+        # Those that have numbers or texts beside tensors.
+        self.mixed: list[KeptAttribute] = []
         self._before: list[tuple[KeptAttribute, Any]] = []
         self._values: list[Any] = []
         self._specs: list[KeptSpec] = []
@@ -76,6 +79,7 @@ class KeptState:
         self.attributes, self.first_set, self.retyped = [k for k, _ in found], [], {}
         self._values = [settled(attribute.value) for attribute in self.attributes]
         self._specs = []
+        self.mixed = [a for a in self.attributes if any(is_plain(leaf) for leaf in pytree.tree_leaves(a.value))]
         taken = {id(a.module): {b.name for b in self.choice.taken if b.module is a.module} for a in self.choice.taken}
         for (attribute, before), value in zip(found, self._values, strict=True):
             is_taken = attribute.name in taken.get(id(attribute.module), ())
@@ -136,6 +140,17 @@ class KeptState:
             if attribute not in first:
                 attribute.put(value)
         self.set_taken()
+
+    def forget_tensors(self) -> None:
+        """The same, but for numbers and texts beside tensors, of which the program has one value each."""
+        for attribute, value in self._before:
+            attribute.put(_with_numbers(value, attribute.value) if attribute in self.mixed else value)
+        self.set_taken()
+
+    def shown(self) -> dict[str, Any]:
+        """The numbers and texts that are in the attributes beside tensors, and how these are put together, by name."""
+        trees = [(attribute.qualified, *pytree.tree_flatten(attribute.value)) for attribute in self.mixed]
+        return {name: (str(spec), shown([n for n in leaves if is_plain(n)])) for name, leaves, spec in trees}
 
     def hand_over(self) -> tuple[list[Any], list[str]]:
         """The leaves of what the attributes are set to, and a name for each; a tensor of a trace is not to outlive
@@ -199,6 +214,16 @@ class KeptState:
 def user_name(holder_name: str) -> str:
     """Give the name that the user has for a tensor of the holder: ``rnn.hidden[0]``."""
     return holder_name.removeprefix(f"{HOLDER}.").replace(_POINT, ".")
+
+
+def _with_numbers(before: Any, now: Any) -> Any:
+    """Give what an attribute has now, with the tensors of before where these are at the same places."""
+    leaves, spec = pytree.tree_flatten(before)
+    others, other_spec = pytree.tree_flatten(now)
+    pairs = list(zip(leaves, others, strict=False))
+    if spec != other_spec or any(isinstance(a, torch.Tensor) != isinstance(b, torch.Tensor) for a, b in pairs):
+        return now
+    return pytree.tree_unflatten([a if isinstance(a, torch.Tensor) else b for a, b in pairs], spec)
 
 
 def _names_of(attribute: KeptAttribute, spec: pytree.TreeSpec) -> list[str]:

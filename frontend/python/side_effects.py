@@ -134,11 +134,12 @@ def refuse_counting(
     call: Callable[[], Any],
     python: PythonValues,
     put_back: Callable[[], None] = lambda: None,
+    kept: Callable[[], Mapping[str, Any]] = dict,
 ) -> None:
     """Refuse a model that computes with what it changes itself, as by the number of its calls.
 
     It is run twice, the second time with what the first left in its attributes, and in the values of ``python``, but
-    for what ``put_back`` puts back.
+    for what ``put_back`` puts back. ``kept`` gives what is to be the same after each, by the names of attributes.
 
     Raises:
         CaptureError: the second run calls other functions, or with other numbers; names the attributes.
@@ -150,13 +151,14 @@ def refuse_counting(
         put_back()
     before = [dict(vars(module)) for module in modules]
     contents = [(n, _Contents(v)) for m in modules for n, v in vars(m).items() if _is_container(v) and n not in TABLES]
-    trails = []
+    trails, keeps = [], []
     for _ in range(2):
         with OpTrail() as trail:
             result = call()
         trails.append([*trail.steps, shown(take_apart(result))])
+        keeps.append(kept())
         put_back()
-    if trails[0] != trails[1]:
+    if trails[0] != trails[1] or keeps[0] != keeps[1]:
         changed = {
             name
             for module, known in zip(modules, before, strict=True)
@@ -165,6 +167,7 @@ def refuse_counting(
         }
         changed |= {name for name, content in contents if content.holds_other_values()}
         changed |= {place.path for place in python.changed_places()}
+        changed |= {name for name, value in keeps[0].items() if value != keeps[1][name]}
         raise CaptureError(
             f"the model computes otherwise each time that it is called, by what it sets itself: "
             f"{', '.join(sorted(changed)) or 'its attributes'}",

@@ -10,10 +10,10 @@ import logging
 import re
 import sys
 import traceback
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import FrameType
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
@@ -22,9 +22,6 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import _disable_current_modes
 
 from retrograd.contract.errors import RetrogradError
-
-if TYPE_CHECKING:
-    from retrograd.frontend.python.requiring_arguments import RequiringArguments
 
 _TORCH = str(Path(torch.__file__).parent)
 _NESTED = str(Path(torch.nested.__file__).parent)
@@ -84,7 +81,7 @@ class SourceTracker(TorchFunctionMode):
     traced as a constant and get no gradient. ``seen`` is called with what each function returns, and the user's
     line; ``read`` with tensors of the user's, neither parameters nor arguments, whose contents Python takes. What
     Python asks of parameters, buffers and arguments, ``given`` by their identity, is added to ``asked``, with the name
-    of each; ``requiring`` is told of each call, for those that are made to require grad.
+    of each. ``meet`` is told of each call, and with what values, and says whether it does nothing.
     """
 
     def __init__(
@@ -93,14 +90,14 @@ class SourceTracker(TorchFunctionMode):
         read: Callable[[torch.Tensor], None],
         given: Mapping[int, str] | None = None,
         asked: set[tuple[str, str]] | None = None,
-        requiring: RequiringArguments | None = None,
+        meet: Callable[[Any, Sequence[Any], Callable[[], str]], bool] = lambda *_call: False,
     ) -> None:
         super().__init__()
         self._seen = seen
         self._read = read
         self._given = given or {}
         self._asked = set() if asked is None else asked
-        self._requiring = requiring
+        self._meet = meet
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         frame = user_frame(sys._getframe(1))
@@ -129,7 +126,7 @@ class SourceTracker(TorchFunctionMode):
                 return func(*args, **(kwargs or {}))
         if func in _ASKS or func in _NOT_TRACED:
             self._note_asked(func, args, kwargs, sys._getframe(1), line)
-        if self._requiring is not None and self._requiring.meet(func, leaves, lambda: _at(frame)):
+        if self._meet(func, leaves, lambda: _at(frame)):
             return None
         result = func(*args, **(kwargs or {}))
         self._seen(result, line)

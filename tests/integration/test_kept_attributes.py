@@ -241,3 +241,57 @@ def test_what_is_taken_away() -> None:
             call(batch(0)).square().sum().backward()
             assert one.kept is None
         check_state(model, expected)
+
+
+class Counted(Base):
+    """Counts its calls beside a tensor."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        count = 0 if self.kept is None else self.kept[1]
+        self.kept = (x.detach().mean(0), count + 1)
+        result: Tensor = self.linear(x)
+        return result
+
+
+class Turns(Base):
+    flag = False
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.flag = not self.flag
+        self.kept = {"sum": x.detach().sum(), "flag": self.flag}
+        result: Tensor = self.linear(x)
+        return result
+
+
+class Sized(Base):
+    """What it keeps beside a tensor is the same each time."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.kept = (x.detach().sum(), len(x), "text")
+        result: Tensor = self.linear(x)
+        return result
+
+
+@pytest.mark.parametrize(("kind", "kept"), [(Counted, None), (Counted, (torch.zeros(3), 0)), (Turns, None)])
+def test_numbers_beside_tensors_that_are_other_ones_each_time(kind: Callable[[], Any], kept: Any) -> None:
+    model = kind()
+    model.kept = kept
+    with pytest.raises(retrograd.CaptureError, match=r"otherwise each time(?s:.*)kept(?s:.*)keep it as a buffer"):
+        retrograd.compile_backward(model, (batch(0),))
+    assert model.kept is kept
+
+
+@pytest.mark.parametrize(("kind", "kept"), [(Counted, (torch.zeros(3), torch.tensor(0))), (Sized, None)])
+def test_numbers_beside_tensors(kind: Callable[[], Any], kept: Any) -> None:
+    """As the remedy says, and where they are the same."""
+    model = kind()
+    model.kept = kept
+    expected = copy.deepcopy(model)
+    step = retrograd.compile_backward(model, (batch(0),))
+    for seed in range(3):
+        for call in (step, expected):
+            call(batch(seed)).square().sum().backward()
+        check_state(model, expected)
+        assert [n for n in model.kept if not isinstance(n, Tensor)] == [
+            n for n in expected.kept if not isinstance(n, Tensor)
+        ]
