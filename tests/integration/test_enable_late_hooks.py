@@ -126,6 +126,73 @@ def by_itself(leaves: list[torch.Tensor], puts: Puts, step: int) -> torch.Tensor
     return (inner.sin() * u).exp().sum()
 
 
+def of_the_same_tensor(leaves: list[torch.Tensor], puts: Puts, step: int, since: int) -> torch.Tensor:
+    """The hooks of a tensor are called as they were when the first of them was."""
+    w, v, u = leaves
+    handles: list[Any] = []
+
+    def change() -> None:
+        if step >= since:
+            handles.pop().remove()
+            handles.pop().remove()
+            puts.on(w, "put")
+
+    handles.append(w.register_hook(then(puts, "first", change)))
+    handles.append(puts.on(w, "second"))
+    return apart((w * v).sin().exp() * u, since)
+
+
+def of_a_tensor_outside(leaves: list[torch.Tensor], puts: Puts, step: int, since: int) -> torch.Tensor:
+    """A hook is taken off a tensor that has no part in the backward, and stays on the one that has."""
+    w, v, u = leaves
+    scale, outside = partial(puts.scale, "shared"), torch.ones(2, requires_grad=True)
+    w.register_hook(scale)
+    handle = outside.register_hook(scale)
+
+    def change() -> None:
+        if step >= since:
+            handle.remove()
+            assert not outside._backward_hooks
+
+    x = (w * v).sin().tanh()
+    x.register_hook(then(puts, "x", change))
+    return apart(x * u, since)
+
+
+def put_again(leaves: list[torch.Tensor], puts: Puts, step: int, since: int) -> torch.Tensor:
+    w, v, u = leaves
+    scale = partial(puts.scale, "again")
+    handle = w.register_hook(scale)
+
+    def change() -> None:
+        if step >= since:
+            handle.remove()
+            getattr(w, "_".join(["register", "hook"]))(scale)
+
+    x = (w * v).sin().cos().neg().exp()
+    x.register_hook(then(puts, "x", change))
+    return apart(x * u, since)
+
+
+def shared_and_off_all(leaves: list[torch.Tensor], puts: Puts, step: int, since: int) -> torch.Tensor:
+    """One hook of two leaves takes itself off both at its first call."""
+    w, v, u = leaves
+    handles: list[Any] = []
+
+    def hook(gradient: torch.Tensor) -> torch.Tensor:
+        for handle in handles if step >= since else ():
+            handle.remove()
+        return puts.scale("shared", gradient)
+
+    handles.extend([w.register_hook(hook), v.register_hook(hook)])
+    return apart((w * v).sin().sin().abs() * u, since)
+
+
+def apart(x: torch.Tensor, since: int) -> torch.Tensor:
+    """A loss by which programs are told apart that change hooks since another step."""
+    return x.exp().sum() if since else x.exp().mean()
+
+
 def run(program: Any, enabled: bool) -> list[Any]:
     """What each step leaves and logs."""
     left = []
@@ -147,6 +214,16 @@ def run(program: Any, enabled: bool) -> list[Any]:
         (in_a_function, "runs eagerly"),
         (taken_off, "compiled"),
         (by_itself, "compiled"),
+        *[
+            (partial(program, since=since), "compiled" if since else outcome)
+            for program, outcome in (
+                (of_the_same_tensor, "compiled"),
+                (of_a_tensor_outside, "runs eagerly"),
+                (put_again, "runs eagerly"),
+                (shared_and_off_all, "runs eagerly"),
+            )
+            for since in (0, 2)
+        ],
     ],
 )
 def test_take_effect_at_once(program: Any, outcome: str) -> None:
@@ -175,7 +252,39 @@ def _put_on_what_is_computed(leaves: list[torch.Tensor], puts: Puts, step: int) 
     return (x * u).abs().mean()
 
 
-@pytest.mark.parametrize("program", [_shared_and_taken_off, _put_on_what_is_computed])
+def _shared_with_what_is_computed(leaves: list[torch.Tensor], puts: Puts, step: int) -> torch.Tensor:
+    """The hook takes itself off both tensors, not told by any leaf."""
+    w, v, u = leaves
+    handles: list[Any] = []
+
+    def hook(gradient: torch.Tensor) -> torch.Tensor:
+        for handle in handles if step == 2 else ():
+            handle.remove()
+        return puts.scale("shared", gradient)
+
+    inner = w * v
+    handles.extend([inner.register_hook(hook), v.register_hook(hook)])
+    return (inner.sin() * u).abs().exp().sum()
+
+
+def _shared_twice_by_one(leaves: list[torch.Tensor], puts: Puts, step: int) -> torch.Tensor:
+    """Both calls are made in eager: the tensor's hooks are called as they were at the first."""
+    w, v, u = leaves
+    handles: list[Any] = []
+
+    def hook(gradient: torch.Tensor) -> torch.Tensor:
+        for handle in handles if step == 2 else ():
+            handle.remove()
+        return puts.scale("twice", gradient)
+
+    handles.extend([w.register_hook(hook), w.register_hook(hook)])
+    return ((w * v).sin() * u).abs().exp().mean()
+
+
+@pytest.mark.parametrize(
+    "program",
+    [_shared_and_taken_off, _put_on_what_is_computed, _shared_with_what_is_computed, _shared_twice_by_one],
+)
 def test_what_cannot_take_effect_is_told_and_the_step_repeated_eagerly(program: Any) -> None:
     def step(number: int, enabled: bool) -> Any:
         torch.manual_seed(0)

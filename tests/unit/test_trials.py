@@ -87,6 +87,8 @@ def test_what_is_alike_is_left_once_all_of_it_is_slow() -> None:
                 reasons.append(trials.add_eager([loss], trial, 1.0))
         assert trials.is_left([loss]) == all(trial.is_slow for trial in both)
     assert trials.is_left([loss]) and not trials.is_left([torch.ones(3, requires_grad=True).sum()])
+    # What has no backward is for PyTorch's engine to refuse.
+    assert not trials.is_left([]) and not trials.is_left([torch.ones(3).sum()])
     assert [reason for reason in reasons if reason is not None] == [
         "compiled, it takes 3000000 us, and there 1000000 (medians of 17 each, in turn); "
         "enable(only_if_faster=False) runs it compiled"

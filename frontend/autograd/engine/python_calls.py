@@ -312,13 +312,17 @@ def accumulate_into(
 
 def _accumulate_late(variable: torch.Tensor, gradient: torch.Tensor, late: Sequence[tuple[str, Any]]) -> Any:
     """Accumulate between the hooks that were put on a leaf late."""
-    for kind, hook in late:
-        if kind == TENSOR_HOOK:
-            gradient = call_user_hook(hook, gradient, hook_type=kind)
-    (variable.grad,) = compiled_autograd.ops.get("AccumulateGrad")([gradient], variable, variable.grad, True)
-    for kind, hook in late:
-        if kind != TENSOR_HOOK:
-            call_user_hook(hook, variable, hook_type=kind)
+    LATE.calls_late = True
+    try:
+        for kind, hook in late:
+            if kind == TENSOR_HOOK:
+                gradient = call_user_hook(hook, gradient, hook_type=kind)
+        (variable.grad,) = compiled_autograd.ops.get("AccumulateGrad")([gradient], variable, variable.grad, True)
+        for kind, hook in late:
+            if kind != TENSOR_HOOK:
+                call_user_hook(hook, variable, hook_type=kind)
+    finally:
+        LATE.calls_late = False
     return variable.grad
 
 

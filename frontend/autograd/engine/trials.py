@@ -103,7 +103,8 @@ class Trials:
 
     def is_left(self, roots: Sequence[Any]) -> bool:
         """Whether a backward is left to PyTorch's engine."""
-        return bool(self._left) and describe_path(roots) in self._left
+        # What no backward can run from, PyTorch's engine refuses in its own words.
+        return bool(self._left and roots and has_graph(roots[0])) and describe_path(roots) in self._left
 
     def takes_turn(self, kind: Hashable) -> bool:
         """Whether a backward of these roots may be one that is to run in PyTorch's engine now; asked once for each."""
@@ -158,6 +159,11 @@ def describe_path(roots: Sequence[Any]) -> Hashable:
             break
         node = following
     return (*path, *[(tuple(like.shape), like.dtype) for like in node._input_metadata])
+
+
+def has_graph(root: Any) -> bool:
+    """Whether gradients flow from a root, a tensor or an edge."""
+    return not isinstance(root, torch.Tensor) or root.requires_grad
 
 
 def read_clock() -> float:
