@@ -178,7 +178,7 @@ class FlatModule(torch.nn.Module):
             self.kept.set_taken()
             if self.python is not None:
                 result = settled(call())
-                self.kept.note(containment, self.made.place_of)
+                self.kept.note(containment, names, self.made.place_of)
                 # What the model writes to each time: a run of it that looks into this would be in the graph.
                 changed_places = self.python.changed_places()
                 self.changes |= {place.path for place in changed_places if not _is_tracers(place)}
@@ -186,7 +186,7 @@ class FlatModule(torch.nn.Module):
             modules = {} if self.model is None else dict(self.model.named_modules())
             generators = find_generators(self._call, modules)
             result = settled(run_watched(call, seen, generators))
-            self.kept.note(containment, self.made.place_of)
+            self.kept.note(containment, names, self.made.place_of)
             self._note_requiring(tensors, requiring.places)
         recorder, answers = of
         self.checks, self.answers = tuple(recorder.checks), (*answers.found, *self._told(seen.asked))

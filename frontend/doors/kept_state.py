@@ -6,7 +6,7 @@ what is in them."""
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -73,8 +73,12 @@ class KeptState:
         for attribute, _, spec in self._taken:
             attribute.put(pytree.tree_unflatten([self.holder._buffers[n] for n in _names_of(attribute, spec)], spec))
 
-    def note(self, containment: Containment, place_of: Callable[[torch.Tensor], str]) -> None:
-        """Note what the model has set, before it is put back."""
+    def note(self, containment: Containment, inputs: Collection[int], place_of: Callable[[torch.Tensor], str]) -> None:
+        """Note what the model has set, before it is put back; ``inputs`` are what it has been given, by identity.
+
+        Raises:
+            CaptureError: it has set an attribute to what is made for a gradient of its own.
+        """
         self._before = found = containment.take()
         self.attributes, self.first_set, self.retyped = [k for k, _ in found], [], {}
         self._values = [settled(attribute.value) for attribute in self.attributes]
@@ -83,6 +87,7 @@ class KeptState:
         taken = {id(a.module): {b.name for b in self.choice.taken if b.module is a.module} for a in self.choice.taken}
         for (attribute, before), value in zip(found, self._values, strict=True):
             is_taken = attribute.name in taken.get(id(attribute.module), ())
+            _refuse_own_gradients(attribute, [t for t in tensors_in(value) if id(t) not in inputs], place_of)
             self._note_type(attribute, before, value, place_of)
             if not is_taken and not tensors_in(before):
                 self.first_set.append((attribute, before))
@@ -209,6 +214,24 @@ class KeptState:
         if not read and left_out == self.choice.left_out:
             return None
         return Choice((*self.choice.taken, *read), frozenset(left_out))
+
+
+def _refuse_own_gradients(
+    attribute: KeptAttribute, tensors: Sequence[torch.Tensor], place_of: Callable[[torch.Tensor], str]
+) -> None:
+    """Refuse what is set to a leaf that requires grad, or to a tensor that retains its gradient: outside of the trace
+    it would be neither."""
+    for tensor in tensors:
+        with torch._C.DisableTorchFunction():
+            is_leaf = tensor.requires_grad and tensor.is_leaf
+            has_own = is_leaf or tensor.retains_grad
+        if has_own:
+            how = "by requires_grad_()" if is_leaf else "by retain_grad()"
+            raise CaptureError(
+                f"the model keeps a tensor in its attribute {attribute.qualified!r} that is to have a gradient of its "
+                f"own, {how}, and gets none of a compiled program{place_of(tensor)}",
+                f"use {WHERE_KEPT} keeps it and its gradient; or leave that call out",
+            )
 
 
 def user_name(holder_name: str) -> str:

@@ -76,7 +76,10 @@ class ModelState:
                 if table[name] is None and path not in kept_names
             ]
             _refuse_more_state(model, {*own, *kept_names})
-            self._attributes += _find_attributes(model, known)
+            own_places = {(id(table), name) for table, name in self._kept.places}
+            self._attributes += [
+                found for found in _find_attributes(model, known) if (id(found[0]), found[1]) not in own_places
+            ]
             self._tables = [table for m in model.modules() for table in (m._parameters, m._buffers)]
         elif model is not None:
             missing = [name for name in self._names if name not in model]
@@ -180,13 +183,13 @@ class _Kept:
 
     def __init__(self, specs: Sequence[KeptSpec], model: torch.nn.Module | Mapping[str, torch.Tensor] | None) -> None:
         self.is_bound = model is not None or not specs
-        self._places: list[tuple[MutableMapping[str, Any], str]] = []
+        self.places: list[tuple[MutableMapping[str, Any], str]] = []
         self._taken: list[tuple[Mapping[str, Any], str, pytree.TreeSpec, str]] = []
         trees = [None if spec.taken is None else pytree.treespec_loads(spec.taken) for spec in specs]
         self.count_taken = sum(tree.num_leaves for tree in trees if tree is not None)
         for spec, tree in zip(specs, trees, strict=True) if model is not None else ():
             table, name = _table_of(spec, model)
-            self._places.append((table, name))
+            self.places.append((table, name))
             if tree is not None:
                 self._taken.append((table, name, tree, spec.qualified))
 
@@ -206,7 +209,7 @@ class _Kept:
 
     def put(self, values: Sequence[Any]) -> None:
         """Set the attributes."""
-        for (table, name), value in zip(self._places, values, strict=True):
+        for (table, name), value in zip(self.places, values, strict=True):
             table[name] = value
 
 

@@ -295,3 +295,61 @@ def test_numbers_beside_tensors(kind: Callable[[], Any], kept: Any) -> None:
         assert [n for n in model.kept if not isinstance(n, Tensor)] == [
             n for n in expected.kept if not isinstance(n, Tensor)
         ]
+
+
+class Retains(Base):
+    """As Grad-CAM looks at a layer."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        kept: Tensor = self.linear(x).sin()
+        kept.retain_grad()
+        self.kept = kept
+        result: Tensor = kept * 2
+        return result
+
+
+class Leaf(Base):
+    def forward(self, x: Tensor) -> Tensor:
+        self.kept = [self.linear(x).detach().requires_grad_()]
+        result: Tensor = self.linear(x) * self.kept[0]
+        return result
+
+
+@pytest.mark.parametrize(("kind", "how"), [(Retains, "retain_grad"), (Leaf, "requires_grad_")])
+def test_gradients_of_what_is_kept_itself(kind: Callable[[], Any], how: str) -> None:
+    """A result of a program has none; under enable() it has."""
+    model, expected = kind(), kind()
+    with pytest.raises(retrograd.CaptureError, match=rf"by {how}\(\)(?s:.*)self.linear\(x\)(?s:.*)enable\(\)"):
+        retrograd.compile_backward(model, (batch(0),))
+    expected.load_state_dict(model.state_dict())
+    expected(batch(0)).square().sum().backward()
+    with retrograd.enable():
+        model(batch(0)).square().sum().backward()
+    for found, wanted in zip(pytree.tree_leaves(model.kept), pytree.tree_leaves(expected.kept), strict=True):
+        torch.testing.assert_close(found.grad, wanted.grad)
+
+
+class Shared(Base):
+    """Two attributes are one tensor at first."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.mean = self.kept = torch.ones(3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        result: Tensor = self.linear(x) * self.mean + self.kept
+        self.mean = self.mean * 2
+        return result
+
+
+def test_one_of_two_names_is_set() -> None:
+    model = Shared()
+    expected = copy.deepcopy(model)
+    step = retrograd.compile_backward(model, (batch(0),))
+    for seed in range(3):
+        for call in (step, expected):
+            call(batch(seed)).square().sum().backward()
+        check_state(model, expected)
+    model.kept = torch.zeros(3)
+    with pytest.raises(retrograd.ArgumentError, match=r"kept', which the model reads, was replaced"):
+        step(batch(0))
