@@ -33,8 +33,7 @@ from retrograd.frontend.layers.random_ops import find_seed
 from retrograd.frontend.layers.recurrent import recurrent_loops
 from retrograd.frontend.libraries.ops import library_ops
 from retrograd.frontend.preparation.fx_partition import bind, bind_traced
-from retrograd.frontend.python.drawn_arrays import DrawingCall, DrawnError, GivenArrays, draw_all
-from retrograd.frontend.python.python_calls_seen import generators_kept
+from retrograd.frontend.python.drawn_arrays import DRAWN, Drawing, DrawnError, GivenArrays
 from retrograd.frontend.python.python_places import PythonValues
 from retrograd.frontend.python.source_locations import CaptureError
 from retrograd.frontend.sizes.size_one import admit_ones
@@ -44,7 +43,7 @@ from retrograd.known_models import ModelInQuestion
 from retrograd.options import Options, Request, tensors_of
 from retrograd.pipelines.infra.errors import CompileError
 from retrograd.pipelines.stages.staged import STAGE_NAMES, Progress, StagedModule
-from retrograd.runtime.arguments.calling import CallingConvention
+from retrograd.runtime.arguments.calling import CallingConvention, OtherProgramError
 from retrograd.runtime.arguments.repeated_memory import filling_repeated
 from retrograd.runtime.arguments.state import ModelState
 from retrograd.runtime.programs.executor import Program
@@ -52,6 +51,30 @@ from retrograd.runtime.steps.compiled import Call, CompiledBackward, Parts, Unch
 from retrograd.specializations import Specializations, asking
 from retrograd.stagers import AheadOfTime, Work
 from retrograd.variants import BackwardVariants, variants_of
+
+
+@dataclass(frozen=True)
+class DrawnArguments:
+    """The arrays that each call of a model draws, as tensors of these shapes and dtypes on a device, by name."""
+
+    drawing: Drawing
+    device: torch.device
+    kinds: Sequence[tuple[torch.Size, torch.dtype]]
+
+    def draw(self) -> dict[str, Any]:
+        """Draw the arrays of a call.
+
+        Raises:
+            OtherProgramError: they are of other shapes or dtypes than compiled for.
+        """
+        drawn = self.drawing.draw(self.device)
+        if [(t.shape, t.dtype) for t in drawn] != self.kinds:
+            raise OtherProgramError("an array that the model draws is of another shape or dtype at each call")
+        return {DRAWN: drawn}
+
+    def save(self) -> Callable[[], None]:
+        """Give what puts Python's generators back to what they are now."""
+        return self.drawing.save()
 
 
 @dataclass(frozen=True)
@@ -82,10 +105,10 @@ class Compilation:
         try:
             return self._compile(args, kwargs, portable=portable, question=question)
         except DrawnError as error:
-            if not error.calls or self.dynamic_shapes is not None:
+            if error.drawing is None or self.dynamic_shapes is not None:
                 raise
             try:
-                return self._compile_given_arrays(args, kwargs, error.calls, portable=portable)
+                return self._compile_given_arrays(args, kwargs, error.drawing, portable=portable)
             except CaptureError as other:
                 # It uses them otherwise than tensors can be used.
                 raise error from other
@@ -94,16 +117,20 @@ class Compilation:
         self,
         args: Sequence[Any],
         kwargs: Mapping[str, Any] | None,
-        calls: Sequence[DrawingCall],
+        drawing: Drawing,
         *,
         portable: bool,
     ) -> CompiledBackward:
-        """Compile the model with what these calls draw as an argument, which each call of it draws."""
+        """Compile the model with what it draws as an argument, which each call of it draws."""
         tensors = tensors_of(self.model, args, kwargs)
-        draw = partial(draw_all, calls, tensors[0].device if tensors else torch.device("cpu"))
-        with generators_kept({}):
-            given = {**(kwargs or {}), **draw()}
-        with_arrays = replace(self, model=GivenArrays(self.model, calls))
+        device = tensors[0].device if tensors else torch.device("cpu")
+        undo = drawing.save()
+        try:
+            drawn = drawing.draw(device)
+        finally:
+            undo()
+        with_arrays = replace(self, model=GivenArrays(self.model, drawing))
+        given = {**(kwargs or {}), DRAWN: drawn}
         compiled = with_arrays._compile(args, given, portable=portable, question=None)
         alone = compiled.specializations
         if not isinstance(alone, Specializations):
@@ -112,7 +139,7 @@ class Compilation:
         compiled.specializations = Specializations(
             self.model, alone.values, self.compile, in_eager.compile, alone.hooks, self.request.fallback
         )
-        compiled.draw = draw
+        compiled.draws = DrawnArguments(drawing, device, [(t.shape, t.dtype) for t in drawn])
         return compiled
 
     def _compile(

@@ -20,6 +20,7 @@ from retrograd.frontend.doors.reached_inputs import Reached, find_reached
 from retrograd.frontend.doors.unregistered_objects import take_apart
 from retrograd.frontend.hooks.pack_hooks import HookTracker
 from retrograd.frontend.python.argument_answers import Answer, Answers, ToldOfArgument, answering
+from retrograd.frontend.python.drawn_arrays import without_arrays
 from retrograd.frontend.python.holders import MadeTensors
 from retrograd.frontend.python.kept_attributes import contained, is_read_again
 from retrograd.frontend.python.python_calls_seen import PythonSeen, run_watched
@@ -184,14 +185,14 @@ class FlatModule(torch.nn.Module):
                 self.changes |= {place.path for place in changed_places if not _is_tracers(place)}
                 return result
             modules = {} if self.model is None else dict(self.model.named_modules())
-            generators = find_generators(self._call, modules)
+            generators = find_generators(self.called, modules)
             result = settled(run_watched(call, seen, generators))
             self.kept.note(containment, names, self.made.place_of)
             self._note_requiring(tensors, requiring.places)
         recorder, answers = of
         self.checks, self.answers = tuple(recorder.checks), (*answers.found, *self._told(seen.asked))
         kept = {(id(attribute.module), attribute.name) for attribute in self.kept.attributes}
-        self.python = find_values(self._call, modules, seen, containment.changed | kept)
+        self.python = find_values(self.called, modules, seen, containment.changed | kept)
         known = {id(generator) for generator in generators.values()}
         if others := {name: value for name, value in self.python.generators.items() if id(value) not in known}:
             self._again(lambda: run_watched(call, PythonSeen(), others), tensors, here)
@@ -259,11 +260,11 @@ class FlatModule(torch.nn.Module):
     @property
     def called(self) -> Callable[..., Any]:
         """The model or function that the user gave to be compiled."""
-        return self._call
+        return without_arrays(self._call)
 
     def parts(self) -> list[Any]:
         """The modules of the user's model, and what is called."""
-        return [self._call, *(() if self.model is None else self.model.modules())]
+        return [self.called, *(() if self.model is None else self.model.modules())]
 
     @contextlib.contextmanager
     def _watched(self, tensors: Sequence[torch.Tensor], owner: CodeType) -> Iterator[tuple[CheckRecorder, Answers]]:

@@ -10,7 +10,7 @@ in the middle of it, and takes what it returns as one more argument.
 from __future__ import annotations
 
 import sys
-import warnings
+import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -20,12 +20,17 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as pytree
 
-from retrograd.frontend.python.source_locations import CaptureError
+from retrograd.frontend.python.source_locations import CaptureError, is_user_file
 
-DRAWN = "drawn"
+DRAWN = "retrograd_drawn"
 """The name of the argument that drawn arrays are given by."""
+_REMEDY = "make a tensor of it with torch.tensor first, or pass it as an argument"
+_CONVERSIONS = (torch.tensor, torch.as_tensor)
+# Modules name a stand-in for as long as a model runs: one model at a time.
+_LOCK = threading.RLock()
 
 
 @dataclass(frozen=True)
@@ -37,84 +42,168 @@ class DrawingCall:
     kwargs: Mapping[str, Any]
 
     def draw(self, device: torch.device) -> torch.Tensor:
-        """Call the function, and give its array as a tensor."""
-        return torch.as_tensor(self.function(*self.args, **self.kwargs), device=device)
+        """Call the function, and give a copy of its array as a tensor."""
+        return torch.tensor(self.function(*self.args, **self.kwargs), device=device)
 
 
-def draw_all(calls: Sequence[DrawingCall], device: torch.device) -> dict[str, tuple[torch.Tensor, ...]]:
-    """Gives what these calls draw, one after the other, as an argument by name."""
-    return {DRAWN: tuple(call.draw(device) for call in calls)}
+@dataclass(frozen=True)
+class Drawing:
+    """All that a model draws: ``calls`` one after the other. ``save`` gives what puts the generators that they draw
+    from back to what they are now."""
+
+    calls: tuple[DrawingCall, ...]
+    save: Callable[[], Callable[[], None]]
+
+    def draw(self, device: torch.device) -> tuple[torch.Tensor, ...]:
+        """Draw the arrays of a call of the model."""
+        return tuple(call.draw(device) for call in self.calls)
 
 
 class DrawnError(CaptureError):
-    """The model draws numbers from Python's generators, all of them in these ``calls``: given their arrays as an
-    argument, it may be captured."""
+    """The model draws numbers from Python's generators; where it does so by ``drawing`` alone, it may be captured with
+    the arrays as an argument."""
 
-    def __init__(self, message: str, remedy: str, calls: Sequence[DrawingCall]) -> None:
+    def __init__(self, message: str, remedy: str, drawing: Drawing | None) -> None:
         super().__init__(message, remedy)
-        self.calls = tuple(calls)
+        self.drawing = drawing
+
+
+class DrawnArray:
+    """Stands for an array that was drawn: a tensor can be made of it, and its shape be asked for.
+
+    Anything else would be done by numpy in eager, which no trace shows.
+    """
+
+    __slots__ = ("_tensor",)
+    __array_ufunc__ = None
+
+    def __init__(self, tensor: torch.Tensor) -> None:
+        self._tensor = tensor
+
+    @property  # type: ignore[misc]
+    def __class__(self) -> type:
+        return np.ndarray
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """The array's shape."""
+        return tuple(self._tensor.shape)
+
+    @property
+    def ndim(self) -> int:
+        """How many axes the array has."""
+        return self._tensor.dim()
+
+    def __len__(self) -> int:
+        return len(self._tensor)
+
+    def __getattr__(self, name: str) -> Any:
+        raise CaptureError(f"the model asks an array for {name} that was drawn from Python's random numbers", _REMEDY)
+
+    def _refuse(self, *_: Any) -> Any:
+        raise CaptureError("the model computes with an array that was drawn from Python's random numbers", _REMEDY)
+
+    __bool__ = __iter__ = __getitem__ = __eq__ = __ne__ = __lt__ = __le__ = __gt__ = __ge__ = _refuse
+    __array__ = __contains__ = __hash__ = __int__ = __float__ = __index__ = __invert__ = __neg__ = _refuse
+    __add__ = __radd__ = __sub__ = __rsub__ = __mul__ = __rmul__ = __truediv__ = __rtruediv__ = _refuse
+    __and__ = __rand__ = __or__ = __ror__ = __xor__ = __rxor__ = __matmul__ = __rmatmul__ = __pow__ = _refuse
+    __setitem__ = __reduce_ex__ = _refuse
+
+
+def tensor_of(array: DrawnArray) -> torch.Tensor:
+    """The tensor that a drawn array is given as."""
+    tensor: torch.Tensor = object.__getattribute__(array, "_tensor")
+    return tensor
+
+
+class _Conversions(TorchFunctionMode):
+    """Makes tensors of drawn arrays where the model has PyTorch do so."""
+
+    def __torch_function__(
+        self, func: Callable[..., Any], types: Sequence[type], args: Sequence[Any] = (), kwargs: Any = None
+    ) -> Any:
+        given = dict(kwargs or {})
+        if func not in _CONVERSIONS or not args or type(args[0]) is not DrawnArray:
+            return func(*args, **given)
+        tensor = tensor_of(args[0])
+        wanted = {name: given.pop(name) for name in ("dtype", "device") if name in given}
+        requires_grad = given.pop("requires_grad", False)
+        if given or len(args) > 1 or requires_grad:
+            raise CaptureError("the model makes a tensor of a drawn array with options that are not known", _REMEDY)
+        wanted = {name: value for name, value in wanted.items() if value is not None}
+        return tensor.to(**wanted, copy=True) if wanted else tensor.clone()
 
 
 class GivenArrays:
-    """A model that is given the arrays which ``calls`` draw, by the name :data:`DRAWN`; without them it draws them
-    itself."""
+    """A model that is given the arrays which it draws, by the name :data:`DRAWN`; without them it draws them itself.
 
-    def __init__(self, model: Callable[..., Any], calls: Sequence[DrawingCall]) -> None:
-        owner = getattr(model, "__self__", None)
+    ``wrapped`` is the model.
+    """
+
+    def __init__(self, model: Callable[..., Any], drawing: Drawing) -> None:
+        is_module = isinstance(model, torch.nn.Module)
         # As a bound method has it: whose parameters are differentiated.
-        self.__self__ = model if isinstance(model, torch.nn.Module) else owner
-        self.__qualname__ = type(model).__name__ if isinstance(model, torch.nn.Module) else model.__qualname__
-        self._model = model
-        self._calls = tuple(calls)
+        self.__self__ = model if is_module else getattr(model, "__self__", None)
+        self.__qualname__ = type(model).__name__ if is_module else getattr(model, "__qualname__", repr(model))
+        self.wrapped = model
+        self._calls = drawing.calls
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         if DRAWN not in kwargs:
-            return self._model(*args, **kwargs)
+            return self.wrapped(*args, **kwargs)
         remaining = iter(zip(self._calls, kwargs.pop(DRAWN), strict=True))
 
-        def give(function: FunctionType, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> torch.Tensor:
+        def give(function: FunctionType, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> DrawnArray:
             call, drawn = next(remaining, (None, None))
             if call is None or drawn is None or (call.function, call.args, call.kwargs) != (function, args, kwargs):
                 raise CaptureError(
                     f"the model calls {function.__qualname__} otherwise at each call",
                     "call it outside of the model and pass what it gives as an argument",
                 )
-            result: torch.Tensor = drawn
-            return result
+            return DrawnArray(drawn)
 
-        functions = {call.function for call in self._calls}
-        with replaced(functions, give), warnings.catch_warnings():
-            # What is made a tensor of is one already.
-            warnings.filterwarnings("ignore", "To copy construct from a tensor")
-            return self._model(*args, **kwargs)
+        with replaced({call.function for call in self._calls}, give), _Conversions():
+            result = self.wrapped(*args, **kwargs)
+        if next(remaining, None) is not None:
+            raise CaptureError("the model draws less than it did", "draw outside of the model, and pass it")
+        return result
+
+
+def without_arrays(model: Callable[..., Any]) -> Callable[..., Any]:
+    """The model as the user gave it."""
+    return model.wrapped if isinstance(model, GivenArrays) else model
 
 
 @contextmanager
 def replaced(
     functions: set[FunctionType], give: Callable[[FunctionType, tuple[Any, ...], Mapping[str, Any]], Any]
 ) -> Iterator[None]:
-    """Have ``give`` called in place of these functions, wherever modules name them, until the block ends."""
-    stand_ins = {id(function): _stand_in(function, give) for function in functions}
-    places = [
-        (module.__dict__, name, value)
-        for module in [*sys.modules.values()]
-        for name, value in [*getattr(module, "__dict__", {}).items()]
-        if id(value) in stand_ins
-    ]
-    try:
-        for table, name, function in places:
-            table[name] = stand_ins[id(function)]
-        yield
-    finally:
-        for table, name, function in places:
-            table[name] = function
+    """Have ``give`` called in place of these functions, wherever modules name them, until the block ends; in other
+    threads they are themselves."""
+    owner = threading.get_ident()
 
+    def stand_in(function: FunctionType) -> Callable[..., Any]:
+        def call(*args: Any, **kwargs: Any) -> Any:
+            is_owner = threading.get_ident() == owner
+            return give(function, args, kwargs) if is_owner else function(*args, **kwargs)
 
-def _stand_in(function: FunctionType, give: Callable[..., Any]) -> Callable[..., Any]:
-    def call(*args: Any, **kwargs: Any) -> Any:
-        return give(function, args, kwargs)
+        return call
 
-    return call
+    with _LOCK:
+        stand_ins = {id(function): stand_in(function) for function in functions}
+        places = [
+            (module.__dict__, name, value)
+            for module in [*sys.modules.values()]
+            for name, value in [*getattr(module, "__dict__", {}).items()]
+            if id(value) in stand_ins
+        ]
+        try:
+            for table, name, function in places:
+                table[name] = stand_ins[id(function)]
+            yield
+        finally:
+            for table, name, function in places:
+                table[name] = function
 
 
 FindFrame = Callable[[Callable[[], Any], Callable[[], bool]], FrameType | None]
@@ -123,7 +212,7 @@ FindFrame = Callable[[Callable[[], Any], Callable[[], bool]], FrameType | None]
 
 def find_calls(
     run: Callable[[], Any], frame: FrameType | None, find_frame: FindFrame, drew: Callable[[], bool]
-) -> list[DrawingCall]:
+) -> tuple[DrawingCall, ...]:
     """The calls that give all the arrays that ``run`` draws, found from the ``frame`` in which some were drawn first;
     none where something is drawn in another way.
 
@@ -134,13 +223,13 @@ def find_calls(
     while frame is not None:
         function = _find_function(frame)
         if function is None or function in functions:
-            return []
+            return ()
         functions.add(function)
         seen = _Recorder(drew)
         frame = find_frame(partial(seen.run, run, functions), seen.is_unchanged)
         if frame is None:
-            return seen.calls if seen.gives_arrays else []
-    return []
+            return tuple(seen.calls) if seen.gives_arrays else ()
+    return ()
 
 
 class _Recorder:
@@ -167,23 +256,31 @@ class _Recorder:
     def _call(self, function: FunctionType, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
         self.is_unchanged()
         self._is_inside = True
-        result = function(*args, **kwargs)
-        self._drew()
-        self._is_inside = False
+        try:
+            result = function(*args, **kwargs)
+        finally:
+            self._drew()
+            self._is_inside = False
         self.calls.append(DrawingCall(function, args, dict(kwargs)))
-        is_array = isinstance(result, np.ndarray) and result.dtype.kind in "biuf"
-        self.gives_arrays &= is_array and _is_plain((args, kwargs))
+        is_array = type(result) is np.ndarray and result.dtype.kind in "biuf"
+        self.gives_arrays &= is_array and _are_plain((args, kwargs))
         return result
 
 
 def _find_function(frame: FrameType | None) -> FunctionType | None:
+    """The outermost function of a module around a frame, of Python values alone, within the innermost module's call."""
     outermost: FrameType | None = None
-    while frame is not None and _is_plain(_arguments(frame)):
-        outermost, frame = frame, frame.f_back
-    if outermost is None:
-        return None
-    found = outermost.f_globals.get(outermost.f_code.co_name)
-    return found if isinstance(found, FunctionType) and found.__code__ is outermost.f_code else None
+    while frame is not None and (is_user_file(frame.f_code.co_filename) or outermost is None):
+        is_numpys = frame.f_globals.get("__name__", "").partition(".")[0] == "numpy"
+        if not is_numpys and _function_of(frame) is not None and _are_plain(_arguments(frame)):
+            outermost = frame
+        frame = frame.f_back
+    return None if outermost is None else _function_of(outermost)
+
+
+def _function_of(frame: FrameType) -> FunctionType | None:
+    found = frame.f_globals.get(frame.f_code.co_name)
+    return found if isinstance(found, FunctionType) and found.__code__ is frame.f_code else None
 
 
 def _arguments(frame: FrameType) -> list[Any]:
@@ -192,7 +289,7 @@ def _arguments(frame: FrameType) -> list[Any]:
     return [frame.f_locals.get(name) for name in (*code.co_varnames[:count], *code.co_freevars)]
 
 
-def _is_plain(values: Any) -> bool:
+def _are_plain(values: Any) -> bool:
     """Whether these are Python values that are what they are: numbers, texts, and what holds these."""
     leaves = pytree.tree_leaves(values)
     return all(leaf is None or isinstance(leaf, bool | int | float | str | torch.dtype) for leaf in leaves)

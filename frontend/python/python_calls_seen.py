@@ -22,6 +22,7 @@ import sysconfig
 from _lsprof import Profiler
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from types import CodeType, FrameType
 from typing import Any
 
@@ -29,7 +30,7 @@ import numpy as np
 import torch
 from torch.utils import checkpoint
 
-from retrograd.frontend.python.drawn_arrays import DrawnError, find_calls
+from retrograd.frontend.python.drawn_arrays import Drawing, DrawnError, find_calls
 from retrograd.frontend.python.source_locations import IN_PARTS, CaptureError, is_user_file
 
 _CHECKPOINT = checkpoint.__file__
@@ -102,8 +103,9 @@ def run_watched(run: Callable[[], Any], seen: PythonSeen, generators: Mapping[st
         if line is not None:
             calls = find_calls(run, frame, lambda again, holds: _find_line(again, holds)[1], _Changes(known).happened)
             _restore(known, before)
+            drawing = Drawing(calls, partial(_save, known)) if calls else None
             raise DrawnError(
-                f"the model draws random numbers from Python's {drawn[0]}, {_FROZEN}{line}", _REMEDY, calls
+                f"the model draws random numbers from Python's {drawn[0]}, {_FROZEN}{line}", _REMEDY, drawing
             )
     entries = profiler.getstats()
     seen.hooks_graph |= any(isinstance(entry.code, str) and _HOOKS.fullmatch(entry.code) for entry in entries)
@@ -216,6 +218,11 @@ def _restore(generators: Mapping[str, Any], states: Mapping[str, Any]) -> None:
             generator.bit_generator.state = states[name]
         else:
             generator.set_state(states[name])
+
+
+def _save(generators: Mapping[str, Any]) -> Callable[[], None]:
+    """What puts generators back to what they are now."""
+    return partial(_restore, generators, {name: _state(generator) for name, generator in generators.items()})
 
 
 @contextlib.contextmanager

@@ -41,6 +41,16 @@ class Portable:
     report: Mapping[str, Any] = dataclasses.field(default_factory=dict)
 
 
+class DrawnArguments(Protocol):
+    """Arguments that the program takes besides those of its caller, drawn at each call."""
+
+    def draw(self) -> Mapping[str, Any]:
+        """Draw them, by name."""
+
+    def save(self) -> Callable[[], None]:
+        """Give what puts the generators that they are drawn from back to what they are now."""
+
+
 class OtherPrograms(Protocol):
     """Programs of the same model that were compiled for other Python values than the first, or for more gradients, or
     as it runs in eager, where ``parting`` says what of it the first does otherwise."""
@@ -130,8 +140,7 @@ class CompiledBackward:
         self._has_run = False
         self._peak: int | None = None
         self.specializations: OtherPrograms | None = None
-        # Draws arguments, by name, which the program takes besides at each call.
-        self.draw: Callable[[], Mapping[str, Any]] | None = None
+        self.draws: DrawnArguments | None = None
 
     @property
     def manifest(self) -> Manifest:
@@ -155,8 +164,19 @@ class CompiledBackward:
             return others.call(args, kwargs, error)
 
     def _run(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+        if self.draws is None:
+            return self._run_on(args, kwargs)
+        undo = self.draws.save()
+        try:
+            return self._run_on(args, {**kwargs, **self.draws.draw()})
+        except ArgumentError:
+            # Nothing has run. Another program may draw the same.
+            undo()
+            raise
+
+    def _run_on(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
         parts = self._parts
-        inputs = parts.convention.flatten(args, self._with_drawn(kwargs))
+        inputs = parts.convention.flatten(args, kwargs)
         state = parts.state.tensors()
         primals = [*parts.convention.check_state(state), *inputs]
         _refuse_transforms(primals)
@@ -179,7 +199,7 @@ class CompiledBackward:
         state = self._parts.state.of(model)
         self._parts.convention.check_state(state.tensors())
         bound = CompiledBackward(dataclasses.replace(self._parts, state=state, bisect=None))
-        bound.draw = self.draw
+        bound.draws = self.draws
         return bound
 
     def to_device(self) -> CompiledBackward:
@@ -287,10 +307,7 @@ class CompiledBackward:
         """
         if self._parts.bisect is None:
             raise ValueError("this program does not know its model: use retrograd.bisect(model, args, artifact=file)")
-        return self._parts.bisect(args, self._with_drawn(kwargs))
-
-    def _with_drawn(self, kwargs: Mapping[str, Any]) -> Mapping[str, Any]:
-        return kwargs if self.draw is None else {**kwargs, **self.draw()}
+        return self._parts.bisect(args, kwargs if self.draws is None else {**kwargs, **self.draws.draw()})
 
     def __reduce__(self) -> NoReturn:
         raise TypeError(

@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 import random
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -105,7 +106,105 @@ def test_a_file_takes_what_was_drawn(tmp_path: Path) -> None:
     np.random.seed(0)
     drawn = (torch.tensor(draw_mask((4, 10), 0.3, least=2)), torch.tensor(draw_weights(4)))
     np.random.seed(0)
-    torch.testing.assert_close(loaded(x, drawn=drawn), compiled(x))
+    torch.testing.assert_close(loaded(x, retrograd_drawn=drawn), compiled(x))
+
+
+SCALE = 2.0
+ROWS = np.zeros(4, dtype=np.float32)
+
+
+def draw_rows(scale: float) -> Any:
+    ROWS[:] = np.random.rand(4) * scale
+    return ROWS
+
+
+def scaled(x: Tensor) -> Tensor:
+    rows = torch.tensor(draw_rows(1.0)), torch.as_tensor(draw_rows(2.0))
+    return x * SCALE * rows[0][:, None] + rows[1][:, None]
+
+
+def test_a_function_goes_by_its_globals_and_draws_in_turn(monkeypatch: pytest.MonkeyPatch) -> None:
+    x = torch.rand(4, 8, requires_grad=True)
+    compiled = retrograd.compile_backward(scaled, (x,), cache=False)
+    for scale in (2.0, 3.0):
+        monkeypatch.setitem(globals(), "SCALE", scale)
+        runs = []
+        for call in (compiled, scaled):
+            np.random.seed(1)
+            # Two forwards before a backward: what the first drew is its own.
+            first, second = call(x), call(x)
+            state: Any = np.random.get_state()
+            runs.append((first.detach(), second.detach(), *torch.autograd.grad(first.sin().sum(), x), state[2]))
+        for ours, theirs in zip(*runs, strict=True):
+            torch.testing.assert_close(ours, theirs)
+
+
+def test_what_another_program_takes_is_drawn_once() -> None:
+    model, x = Masked(), torch.randn(4, 10, 8)
+    compiled = retrograd.compile_backward(model, (x,), cache=False)
+    for requires_grad in (True, False, True):
+        y = torch.randn(4, 10, 8, requires_grad=requires_grad)
+        compare(model, compiled, y, 3)
+    state: Any = np.random.get_state()
+    with pytest.raises(retrograd.ArgumentError):
+        compiled(x[:, :9])
+    now: Any = np.random.get_state()
+    assert state[2] == now[2]
+
+
+def test_other_threads_call_the_function_itself() -> None:
+    model, x, found = Masked(), torch.randn(4, 10, 8), set()
+    done = threading.Event()
+
+    def draw() -> None:
+        while not done.is_set():
+            # None of the numbers that the model draws.
+            found.add(type(draw_weights(0)))
+
+    thread = threading.Thread(target=draw)
+    thread.start()
+    try:
+        retrograd.compile_backward(model, (x,), cache=False)
+    finally:
+        done.set()
+        thread.join()
+    assert found == {np.ndarray}
+
+
+def draw_some(share: float) -> Any:
+    return np.flatnonzero(np.random.rand(8) < share)
+
+
+def takes_some(x: Tensor) -> Tensor:
+    return x[:, torch.tensor(draw_some(0.5))].sin()
+
+
+def test_arrays_of_another_shape_are_compiled_for() -> None:
+    x = torch.rand(4, 8, requires_grad=True)
+    compiled = retrograd.compile_backward(takes_some, (x,), cache=False)
+    for seed in (0, 1):
+        np.random.seed(seed)
+        found = compiled(x)
+        np.random.seed(seed)
+        torch.testing.assert_close(found, takes_some(x))
+
+
+def spreads(x: Tensor) -> Tensor:
+    weights = draw_weights(8)
+    return x * torch.tensor(weights / weights.std())
+
+
+def repeats(x: Tensor) -> Tensor:
+    return x * torch.tensor(draw_weights(4).repeat(2))
+
+
+def looks(x: Tensor) -> Tensor:
+    weights = draw_weights(8)
+    return x * torch.tensor(weights) if weights[0] > 0.5 else x
+
+
+def asks_numpy(x: Tensor) -> Tensor:
+    return x * torch.tensor(np.sort(draw_weights(8)))
 
 
 def flips(x: Tensor) -> Tensor:
@@ -120,7 +219,7 @@ def draws_for_a_tensor(x: Tensor) -> Tensor:
     return x * torch.tensor(draw_for(x))[:, None]
 
 
-@pytest.mark.parametrize("function", [flips, draws_by_itself, draws_for_a_tensor])
+@pytest.mark.parametrize("function", [flips, spreads, repeats, looks, asks_numpy, draws_by_itself, draws_for_a_tensor])
 def test_numbers_that_decide_what_is_computed_are_refused(function: Callable[[Tensor], Tensor]) -> None:
     with pytest.raises(DrawnError, match="draws random numbers from Python's"):
         retrograd.compile_backward(function, (torch.rand(4, 8, requires_grad=True),), cache=False)
