@@ -221,7 +221,7 @@ def _restore(generators: Mapping[str, Any], states: Mapping[str, Any]) -> None:
 
 
 def _save(generators: Mapping[str, Any]) -> Callable[[], None]:
-    """What puts generators back to what they are now."""
+    """Gives what puts generators back to what they are now."""
     return partial(_restore, generators, {name: _state(generator) for name, generator in generators.items()})
 
 

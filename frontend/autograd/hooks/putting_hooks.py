@@ -47,10 +47,15 @@ def _functions_of(hook: Any) -> Iterator[Any]:
         yield inspect.getattr_static(type(hook), "__call__", None)
 
 
+def _is_own(function: FunctionType) -> bool:
+    """Whether a function is retrograd's, which puts hooks on nodes of its own: what runs DDP's reducer does."""
+    return function.__module__.partition(".")[0] == __name__.partition(".")[0]
+
+
 def _puts(value: Any, depth: int) -> bool:
     if isinstance(value, MethodType):
         return _puts(value.__func__, depth)
-    if not isinstance(value, FunctionType) or depth > _DEEPEST or is_library(value):
+    if not isinstance(value, FunctionType) or depth > _DEEPEST or is_library(value) or _is_own(value):
         return False
     names = names_in(value.__code__)
     if not _PUTS.isdisjoint(names):
