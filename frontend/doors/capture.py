@@ -33,7 +33,7 @@ from retrograd.frontend.doors.arguments import check_call, input_specs
 from retrograd.frontend.doors.captured_graph import Captured
 from retrograd.frontend.doors.checkpoints import tagged_checkpoints
 from retrograd.frontend.doors.flat_module import TENSOR, FlatModule, state_name
-from retrograd.frontend.doors.kept_state import NOTHING_KEPT, Choice
+from retrograd.frontend.doors.kept_state import NOTHING_KEPT, Choice, OtherChoiceError
 from retrograd.frontend.doors.outputs import output_specs
 from retrograd.frontend.doors.reached_inputs import tangents_of_gradients
 from retrograd.frontend.doors.signature import dtype_name, dump_tree, type_of
@@ -151,7 +151,12 @@ def _capture(
     if shapes is not None:
         stack.enter_context(size_oblivious())
         tensors = shapes.make_tensors(mode, tensors)
-    joint = _trace(stack, flat, tensors)
+    given = (stack, model, args, kwargs, dynamic_shapes)
+    try:
+        joint = _trace(stack, flat, tensors)
+    except OtherChoiceError as found:
+        stack.close()
+        return _capture(*given, says_compiling=says_compiling, counts=counts, choice=found.choice, requiring=requiring)
     kept = flat.made.take_out_kept(flat.parts())
     if kept is not None:
         raise kept
@@ -161,7 +166,6 @@ def _capture(
     if other is not None or flat.requiring or (flat.changes and not counts):
         stack.close()
         counts, choice, requiring = counts or bool(flat.changes), other or choice, {*requiring, *flat.requiring}
-        given = (stack, model, args, kwargs, dynamic_shapes)
         return _capture(*given, says_compiling=says_compiling, counts=counts, choice=choice, requiring=requiring)
     _check_gradients(graph_module)
     graph_module.meta.setdefault(CONSTANTS, []).extend(flat.read)

@@ -167,9 +167,10 @@ class FlatModule(torch.nn.Module):
         self.made.note((tensors, list(self.parameters()), list(self.buffers())), None)
         seen, names = PythonSeen(), self._given_names(tensors)
         requiring = RequiringArguments(names)
+        self.kept.watch(self.model)
         with (
             HookTracker(),
-            SourceTracker(self.made.note, self.read.append, names, seen.asked, requiring.meet),
+            SourceTracker(self.made.note, self.read.append, names, seen.asked, requiring.meet, self.kept.is_awaited),
             given,
             contained(self.model, self.made.place_of) as containment,
             noting,
@@ -188,6 +189,7 @@ class FlatModule(torch.nn.Module):
             generators = find_generators(self.called, modules)
             result = settled(run_watched(call, seen, generators))
             self.kept.note(containment, names, self.made.place_of)
+            self.kept.settle_awaited()
             self._note_requiring(tensors, requiring.places)
         recorder, answers = of
         self.checks, self.answers = tuple(recorder.checks), (*answers.found, *self._told(seen.asked))

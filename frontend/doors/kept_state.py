@@ -16,7 +16,13 @@ from torch.utils import _pytree as pytree
 from retrograd.contract.roles import NEW, name_in_role
 from retrograd.contract.signature import KeptSpec
 from retrograd.frontend.doors.signature import dump_tree
-from retrograd.frontend.python.kept_attributes import Containment, KeptAttribute, is_of_type, tensors_in
+from retrograd.frontend.python.kept_attributes import (
+    Containment,
+    KeptAttribute,
+    is_of_type,
+    tensors_in,
+    tensors_of_attributes,
+)
 from retrograd.frontend.python.python_contents import is_plain
 from retrograd.frontend.python.python_places import Place
 from retrograd.frontend.python.python_tables import ABSENT
@@ -39,6 +45,14 @@ class Choice:
     left_out: frozenset[str] = frozenset()
 
 
+class OtherChoiceError(CaptureError):
+    """A trace met in attributes what only another one takes, by ``choice``."""
+
+    def __init__(self, error: CaptureError, choice: Choice) -> None:
+        super().__init__(error.message, error.remedy)
+        self.choice = choice
+
+
 NOTHING_KEPT = Choice()
 """The choice for a model of which nothing is known."""
 
@@ -56,6 +70,9 @@ class KeptState:
         # Those that have numbers or texts beside tensors.
         self.mixed: list[KeptAttribute] = []
         self._before: list[tuple[KeptAttribute, Any]] = []
+        # Tensors of attributes that require grad and that the trace does not take, by identity, with the refusal.
+        self._awaited: dict[int, CaptureError] = {}
+        self._of_attributes: list[torch.Tensor] = []
         self._values: list[Any] = []
         self._specs: list[KeptSpec] = []
         self.holder = torch.nn.Module()
@@ -72,6 +89,33 @@ class KeptState:
         """Set what the program takes to the tensors in its place."""
         for attribute, _, spec in self._taken:
             attribute.put(pytree.tree_unflatten([self.holder._buffers[n] for n in _names_of(attribute, spec)], spec))
+
+    def watch(self, model: torch.nn.Module | None) -> None:
+        """Note what is in the attributes of the modules before the model runs."""
+        self._of_attributes, self._awaited = tensors_of_attributes(model), {}
+
+    def is_awaited(self, tensor: torch.Tensor, error: CaptureError) -> bool:
+        """Whether a tensor that requires grad, for which this is the refusal, may be in what the model sets."""
+        if not any(tensor is known for known in self._of_attributes):
+            return False
+        self._awaited.setdefault(id(tensor), error)
+        return True
+
+    def settle_awaited(self) -> None:
+        """Have the attributes taken that the model sets, and whose tensors it read that require grad.
+
+        Raises:
+            OtherChoiceError: there are such.
+            CaptureError: it read one that is elsewhere.
+        """
+        before = [(k, {id(tensor) for tensor in tensors_in(value)}) for k, value in self._before if not k.is_buffer]
+        for tensor, error in self._awaited.items():
+            if not any(tensor in had for _, had in before):
+                raise error
+        if self._awaited:
+            found = [k for k, had in before if not had.isdisjoint(self._awaited)]
+            error = next(iter(self._awaited.values()))
+            raise OtherChoiceError(error, Choice((*self.choice.taken, *found), self.choice.left_out))
 
     def note(self, containment: Containment, inputs: Collection[int], place_of: Callable[[torch.Tensor], str]) -> None:
         """Note what the model has set, before it is put back; ``inputs`` are what it has been given, by identity.

@@ -164,6 +164,11 @@ def is_read_again(
     return trail.meets_watched or trails[0] != trails[1]
 
 
+def tensors_of_attributes(model: torch.nn.Module | None) -> list[torch.Tensor]:
+    """The tensors in attributes of the modules that are neither parameters nor buffers."""
+    return [t for module in (() if model is None else model.modules()) for t in _attribute_tensors(module).values()]
+
+
 def derived_names(module: torch.nn.Module) -> frozenset[str]:
     """The attributes that torch's weight_norm, spectral_norm and pruning work out anew for each forward, as hooks."""
     hooks = module._forward_pre_hooks.values()

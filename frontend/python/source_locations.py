@@ -82,6 +82,7 @@ class SourceTracker(TorchFunctionMode):
     line; ``read`` with tensors of the user's, neither parameters nor arguments, whose contents Python takes. What
     Python asks of parameters, buffers and arguments, ``given`` by their identity, is added to ``asked``, with the name
     of each. ``meet`` is told of each call, and with what values, and says whether it does nothing.
+    ``is_awaited`` says of a tensor that would be refused that it is known only after the run whether it is.
     """
 
     def __init__(
@@ -91,6 +92,7 @@ class SourceTracker(TorchFunctionMode):
         given: Mapping[int, str] | None = None,
         asked: set[tuple[str, str]] | None = None,
         meet: Callable[[Any, Sequence[Any], Callable[[], str]], bool] = lambda *_call: False,
+        is_awaited: Callable[[torch.Tensor, CaptureError], bool] = lambda *_outside: False,
     ) -> None:
         super().__init__()
         self._seen = seen
@@ -98,6 +100,7 @@ class SourceTracker(TorchFunctionMode):
         self._given = given or {}
         self._asked = set() if asked is None else asked
         self._meet = meet
+        self._is_awaited = is_awaited
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         frame = user_frame(sys._getframe(1))
@@ -113,12 +116,14 @@ class SourceTracker(TorchFunctionMode):
         leaves = torch.utils._pytree.tree_leaves((args, kwargs))
         for leaf in leaves:
             if isinstance(leaf, torch.Tensor) and leaf.requires_grad and _is_from_outside(leaf):
-                raise CaptureError(
+                error = CaptureError(
                     f"a tensor of shape {tuple(leaf.shape)} that requires grad is neither an argument nor a parameter "
                     f"of the module{_at(frame)}",
                     f"pass it as an argument, register it as a parameter, or detach() it; of a function that uses "
                     f"modules, {TO_MODULE}",
                 )
+                if not self._is_awaited(leaf, error):
+                    raise error
         if func in READS and isinstance(args[0], torch.Tensor) and is_plain_tensor(args[0]):
             self._read(args[0])
             # Of fake memory there would be nothing to read.

@@ -353,3 +353,60 @@ def test_one_of_two_names_is_set() -> None:
     model.kept = torch.zeros(3)
     with pytest.raises(retrograd.ArgumentError, match=r"kept', which the model reads, was replaced"):
         step(batch(0))
+
+
+class Truncated(Base):
+    """What it has kept requires grad at the next call, which leaves that out, or goes on by it."""
+
+    goes_on = False
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.hidden = (torch.zeros(2, 3), torch.zeros(2, 3))
+
+    def forward(self, x: Tensor) -> Tensor:
+        assert self.hidden is not None
+        h, c = self.hidden if self.goes_on else (self.hidden[0].detach(), self.hidden[1].detach())
+        c = c * 0.5 + self.linear(x)
+        self.hidden = (torch.tanh(c + h), c)
+        result: Tensor = self.hidden[0].sin()
+        return result
+
+
+@pytest.mark.parametrize("goes_on", [False, True])
+@pytest.mark.parametrize("runs_before", [False, True])
+def test_what_is_kept_requires_grad(goes_on: bool, runs_before: bool) -> None:
+    """From the second call on, or when it is compiled."""
+    model = Truncated()
+    model.goes_on = goes_on
+    expected = copy.deepcopy(model)
+    if runs_before:
+        model(batch(7)), expected(batch(7))
+    step = retrograd.compile_backward(model, (batch(0),))
+    for seed in range(4):
+        for one, call in ((model, step), (expected, expected)):
+            one.zero_grad()
+            loss = call(batch(seed)).square().sum()
+            if goes_on:
+                loss = loss + call(batch(seed + 1)).square().sum()
+            loss.backward()
+            if goes_on:
+                assert one.hidden is not None
+                one.hidden = (one.hidden[0].detach(), one.hidden[1].detach())
+        check_state(model, expected)
+
+
+class Reads(Base):
+    """Reads what requires grad and is set by no call."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.mean = self.mean + x.detach().sum()
+        result: Tensor = self.linear(x) * self.kept
+        return result
+
+
+def test_what_is_read_alone_and_requires_grad() -> None:
+    model = Reads()
+    model.kept = torch.ones(3, requires_grad=True)
+    with pytest.raises(retrograd.CaptureError, match=r"requires grad is neither an argument nor a parameter"):
+        retrograd.compile_backward(model, (batch(0),))
