@@ -12,6 +12,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -41,6 +42,7 @@ from retrograd.frontend.hooks.pack_hooks import find_open_pair
 from retrograd.frontend.preparation.index_bounds import find_index_bounds
 from retrograd.frontend.preparation.prepare import Traced, prepare_copied
 from retrograd.frontend.python.argument_answers import AskedArguments
+from retrograd.frontend.python.kept_attributes import noting_set
 from retrograd.frontend.python.side_effects import refuse_backward_hooks, refuse_hooks_of_all_modules
 from retrograd.frontend.python.source_locations import (
     TO_MODULE,
@@ -202,7 +204,7 @@ def _trace(stack: contextlib.ExitStack, flat: FlatModule, tensors: tuple[torch.T
             fx_traceback.preserve_node_meta(),
             AskedArguments(),
             portable_ops(),
-            tagged_checkpoints(),
+            tagged_checkpoints(partial(noting_set, flat.model, flat.kept.set_in_blocks)),
             without_stacks_of_fakes(),
         ):
             return aot_export_joint_with_descriptors(
@@ -213,7 +215,7 @@ def _trace(stack: contextlib.ExitStack, flat: FlatModule, tensors: tuple[torch.T
         if isinstance(error, CaptureError):
             raise
         # The next of several traces fails somewhere where it meets what the one before has left in a cache.
-        raise kept if kept is not None and not is_about_contents(error) else capture_error(error) from error
+        raise (kept if kept is not None and not is_about_contents(error) else capture_error(error)) from error
     finally:
         flat.tracing = False
 

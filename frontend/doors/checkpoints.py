@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import partial
 from typing import Any
 from unittest import mock
@@ -80,8 +80,9 @@ def is_late_collective(node: torch.fx.Node) -> bool:
 
 
 @contextmanager
-def tagged_checkpoints() -> Iterator[None]:
-    """While this is open and a graph is traced, checkpointed blocks are traced once and tagged, as Dynamo does.
+def tagged_checkpoints(around: Callable[[], AbstractContextManager[None]] = nullcontext) -> Iterator[None]:
+    """While this is open and a graph is traced, checkpointed blocks are traced once and tagged, as Dynamo does, each
+    within a context that ``around`` gives.
 
     Source: ``torch._higher_order_ops.wrap.tag_activation_checkpoint_impl``, which does the same to graphs of Dynamo's.
     """
@@ -108,7 +109,7 @@ def tagged_checkpoints() -> Iterator[None]:
 
         # What is recomputed is looked up rather than run, which neither state of random generators nor an early stop
         # has a part in. The tags must not stay behind on what is traced next.
-        with fx_traceback.preserve_node_meta():
+        with fx_traceback.preserve_node_meta(), around():
             yield from original(function, False, numbered, determinism_check, False, False, *args, **kwargs)
 
     with (

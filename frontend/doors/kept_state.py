@@ -69,6 +69,8 @@ class KeptState:
         self.retyped: dict[str, str] = {}
         # Those that have numbers or texts beside tensors.
         self.mixed: list[KeptAttribute] = []
+        # What is set in checkpointed blocks, by the identity of the module, and name.
+        self.set_in_blocks: set[tuple[int, str]] = set()
         self._before: list[tuple[KeptAttribute, Any]] = []
         # Tensors of attributes that require grad and that the trace does not take, by identity, with the refusal.
         self._awaited: dict[int, CaptureError] = {}
@@ -176,14 +178,8 @@ class KeptState:
             for attribute, value in zip(attributes, before, strict=True):
                 attribute.put(value)
 
-    def forget(self) -> None:
-        """Have the attributes be what they were when they were noted."""
-        for attribute, value in self._before:
-            attribute.put(value)
-        self.set_taken()
-
     def forget_others(self) -> None:
-        """The same of those that had tensors before."""
+        """Have the attributes that had tensors be what they were when they were noted."""
         first = [attribute for attribute, _ in self.first_set]
         for attribute, value in self._before:
             if attribute not in first:
@@ -191,7 +187,8 @@ class KeptState:
         self.set_taken()
 
     def forget_tensors(self) -> None:
-        """The same, but for numbers and texts beside tensors, of which the program has one value each."""
+        """Have the attributes be what they were when they were noted, but for numbers and texts beside tensors, of
+        which the program has one value each."""
         for attribute, value in self._before:
             attribute.put(_with_numbers(value, attribute.value) if attribute in self.mixed else value)
         self.set_taken()
@@ -220,9 +217,10 @@ class KeptState:
         """The attributes that had no tensor, as what the model goes by: once they are set, it does something else.
 
         Raises:
-            CaptureError: what an attribute had is no number, text or ``None``.
+            CaptureError: what an attribute had is no number, text or ``None``; or it is set in a checkpointed block.
         """
         for attribute, before in self.first_set:
+            self._refuse_set_in_block(attribute)
             if before is not ABSENT and not isinstance(before, bool | int | float | str | None):
                 raise CaptureError(
                     f"the model keeps a tensor in its attribute {attribute.qualified!r}, and goes by whether it has "
@@ -231,18 +229,31 @@ class KeptState:
                 )
         return [Place(k.qualified, k.table, k.name, before) for k, before in self.first_set]
 
+    def _refuse_set_in_block(self, attribute: KeptAttribute) -> None:
+        """Refuse an attribute that the model reads and sets in a checkpointed block, which eager sets once more where
+        it runs the block again."""
+        if (id(attribute.module), attribute.name) in self.set_in_blocks:
+            raise CaptureError(
+                f"the model sets {attribute.qualified!r}, which it reads, in a checkpointed block, by which eager sets "
+                "it again in the backward",
+                f"return from the block what it is set to, and set it outside; or use {WHERE_KEPT} does so as in eager",
+            )
+
     def reconsider(self, constants: Collection[int], unread: Collection[str]) -> Choice | None:
         """Say what another trace has to take, of attributes whose tensors are ``constants`` of this one, by identity,
         and of buffers, of which this one has not read ``unread``; ``None`` where this one will do.
 
         Raises:
-            CaptureError: the model reads what it sets to a tensor of another type.
+            CaptureError: the model reads what it sets to a tensor of another type, or in a checkpointed block.
         """
         others = [k for k in self.attributes if not k.is_buffer and k not in self.choice.taken]
         read = [k for k in others if any(id(tensor) in constants for tensor in k.tensors())]
         taken, left_out = {k.qualified for k in self.choice.taken}, set(self.choice.left_out)
         for attribute in self.attributes:
             name = attribute.qualified
+            is_read_buffer = attribute.is_buffer and name not in unread and name not in left_out
+            if is_read_buffer or name in taken or attribute in read:
+                self._refuse_set_in_block(attribute)
             if name not in self.retyped or name in left_out or (attribute in others and attribute not in read):
                 continue
             if attribute.is_buffer and name in unread:

@@ -144,6 +144,18 @@ def contained(model: torch.nn.Module | None, place_of: Callable[[torch.Tensor], 
         containment.refuse_rest(place_of)
 
 
+@contextlib.contextmanager
+def noting_set(model: torch.nn.Module | None, found: set[tuple[int, str]]) -> Iterator[None]:
+    """Add to ``found`` the attributes and buffers that the block sets to something else, by the identity of their
+    module, and name."""
+    modules = [] if model is None else list(model.modules())
+    before = [(dict(vars(module)), dict(module._buffers)) for module in modules]
+    yield
+    for module, tables in zip(modules, before, strict=True):
+        for now, then in zip((vars(module), module._buffers), tables, strict=True):
+            found |= {(id(module), name) for name, value in now.items() if value is not then.get(name, ABSENT)}
+
+
 def is_read_again(
     call: Callable[[], Any],
     kept: Sequence[KeptAttribute],

@@ -52,6 +52,9 @@ _NOT_TRACED = {
         "decide it outside of the model and pass it as an argument",
     ),
 }
+# The names of what writes to its first argument, and of what has such a name and does not.
+_WRITES_NONE = ("requires_grad_", "detach_", "share_memory_", "rename_")
+_WRITES = re.compile(r"[a-z]\w*_|__i(add|sub|mul|truediv|floordiv|mod|pow|and|or|xor|lshift|rshift)__|__setitem__")
 # What gives a tensor's contents to Python.
 READS = (torch.Tensor.numpy, torch.Tensor.__array__, torch.Tensor.tolist, torch.Tensor.item)
 
@@ -129,6 +132,9 @@ class SourceTracker(TorchFunctionMode):
             # Of fake memory there would be nothing to read.
             with _disable_current_modes():
                 return func(*args, **(kwargs or {}))
+        # It would be written to while it is traced.
+        if args and isinstance(args[0], torch.Tensor) and is_plain_tensor(args[0]) and _writes(func):
+            raise _written_constant(_at(frame))
         if func in _ASKS or func in _NOT_TRACED:
             self._note_asked(func, args, kwargs, sys._getframe(1), line)
         if self._meet(func, leaves, lambda: _at(frame)):
@@ -227,10 +233,7 @@ def capture_error(error: Exception) -> CaptureError:
             f"compute it outside of the model and pass the result as an argument; {IN_PARTS}",
         )
     if _WRITES_CONSTANT in first:
-        return CaptureError(
-            f"the model writes to a tensor that is neither a parameter, a buffer nor an argument{where}",
-            'make it a buffer: self.register_buffer("name", tensor, persistent=False); or pass it as an argument',
-        )
+        return _written_constant(where)
     if first.startswith(_NO_LEAF):
         return CaptureError(
             f"the model has a tensor that requires grad require none, which no trace does{where}",
@@ -244,6 +247,19 @@ def capture_error(error: Exception) -> CaptureError:
             "call the op outside of the model, or write what it computes in other ops",
         )
     return ModelError(f"{kind}: {first}{where}", "the model must run on these arguments in eager mode first")
+
+
+def _written_constant(where: str) -> CaptureError:
+    return CaptureError(
+        f"the model writes to a tensor that is neither a parameter, a buffer nor an argument{where}",
+        'make it a buffer: self.register_buffer("name", tensor, persistent=False); or pass it as an argument',
+    )
+
+
+def _writes(func: Any) -> bool:
+    """Whether a function writes to its first argument, by its name."""
+    name = getattr(func, "__name__", "")
+    return _WRITES.fullmatch(name) is not None and name not in _WRITES_NONE
 
 
 def is_about_contents(error: Exception) -> bool:

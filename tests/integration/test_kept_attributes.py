@@ -13,6 +13,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
+from torch.utils.checkpoint import checkpoint
 
 import retrograd
 
@@ -410,3 +411,64 @@ def test_what_is_read_alone_and_requires_grad() -> None:
     model.kept = torch.ones(3, requires_grad=True)
     with pytest.raises(retrograd.CaptureError, match=r"requires grad is neither an argument nor a parameter"):
         retrograd.compile_backward(model, (batch(0),))
+
+
+class InBlock(Base):
+    """Sets what it reads in a checkpointed block, or outside; and there alone what is to be looked at."""
+
+    is_outside = False
+
+    def inner(self, x: Tensor) -> tuple[Tensor, Tensor | None]:
+        self.kept = x.detach().sum()
+        mean = None if self.__dict__["mean"] is None else self.mean + 1
+        if not self.is_outside:
+            self.mean = torch.ones(()) if mean is None else mean
+        return self.linear(x).sin(), mean
+
+    def forward(self, x: Tensor) -> Tensor:
+        result, mean = checkpoint(self.inner, x, use_reentrant=False)
+        if self.is_outside:
+            self.mean = mean
+        found: Tensor = result
+        return found
+
+
+def test_set_in_a_checkpointed_block() -> None:
+    """Eager sets it again in the backward."""
+    model, x = InBlock(), batch(0).requires_grad_()
+    for mean in (model.mean, None):
+        model.__dict__["mean"] = mean
+        with pytest.raises(retrograd.CaptureError, match=r"'mean', which it reads, in a checkpointed(?s:.*)outside"):
+            retrograd.compile_backward(model, (x,))
+    model.is_outside, model.mean = True, torch.zeros(3)
+    expected = copy.deepcopy(model)
+    step = retrograd.compile_backward(model, (x,))
+    for _ in range(2):
+        for call in (step, expected):
+            call(x).square().sum().backward()
+        check_state(model, expected)
+
+
+class AddsTo(Base):
+    def forward(self, x: Tensor) -> Tensor:
+        self.mean += 1
+        result: Tensor = self.linear(x) * self.mean
+        self.mean = self.mean * 2
+        return result
+
+
+def test_numbers_written_to_a_plain_attribute() -> None:
+    """As a buffer it may be written to."""
+    model = AddsTo()
+    with pytest.raises(retrograd.CaptureError, match=r"writes to a tensor(?s:.*)self.mean \+= 1(?s:.*)register_buffer"):
+        retrograd.compile_backward(model, (batch(0),))
+    mean = model.mean
+    assert mean.eq(0).all()
+    del model.mean
+    model.register_buffer("mean", mean)
+    expected = copy.deepcopy(model)
+    step = retrograd.compile_backward(model, (batch(0),))
+    for seed in range(3):
+        for call in (step, expected):
+            call(batch(seed)).square().sum().backward()
+        check_state(model, expected)
