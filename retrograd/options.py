@@ -197,7 +197,7 @@ class BackwardRequest:
     kernels: str | Sequence[str] = AUTO
     collectives: Collectives | None = None
     # Not what is compiled.
-    only_if_faster: bool = field(default=True, compare=False)
+    only_if_faster: bool = field(default=False, compare=False)
 
     @property
     def leaves_slow(self) -> bool:

@@ -89,7 +89,7 @@ def enable(
     fallback: Literal["island", "error"] = "island",
     kernels: str | Sequence[str] = "auto",
     collectives: Collectives | None = None,
-    only_if_faster: bool = True,
+    only_if_faster: bool = False,
 ) -> Scope:
     """Compile every backward that runs in this context: ``with retrograd.enable():``, or as a decorator.
 
@@ -113,7 +113,8 @@ def enable(
             in the order in which they were captured, and are waited for when what they give is needed.
         only_if_faster: leave a backward of CPU tensors to PyTorch's engine where it takes longer compiled, as measured
             in turn while a model trains; not where there are several processes, hooks have a schedule of another kind,
-            or ``torch.use_deterministic_algorithms`` is on. Without it, what can be compiled runs compiled.
+            or ``torch.use_deterministic_algorithms`` is on. Which steps run so, and so the last bits of gradients, depends
+            on the time that they take. Without it, what can be compiled runs compiled.
 
     Raises:
         UnknownTarget, ValueError: no such target, schedule, fallback or family of kernels.

@@ -56,6 +56,7 @@ def slowed(monkeypatch: pytest.MonkeyPatch, factor: float) -> None:
 
 def train(program: Program, **options: Any) -> None:
     """Some steps, compared with eager's."""
+    options = {"only_if_faster": True, **options}
     alike = Program(0, program.kind)
     alike.layer.load_state_dict(program.layer.state_dict())
     for number in range(STEPS):
@@ -76,10 +77,10 @@ def test_what_takes_longer_compiled_is_left_to_eager_and_told(
     assert "only_if_faster=False" in entries[1].reasons[0]
     # From now on it is not even captured; another model of the same kind is.
     captured[0] = 0
-    with retrograd.enable():
+    with retrograd.enable(only_if_faster=True):
         program.run(0)
     assert captured == [0]
-    with retrograd.enable():
+    with retrograd.enable(only_if_faster=True):
         Program(1, "sum").run(0)
     assert captured != [0]
     # With the option, what was compiled is there still.
@@ -90,7 +91,7 @@ def test_what_takes_longer_compiled_is_left_to_eager_and_told(
         program.run(0)
     assert captured != [0]
     # What has no backward ends as in eager.
-    with retrograd.enable():
+    with retrograd.enable(only_if_faster=True):
         torch.autograd.backward([])
         with pytest.raises(RuntimeError, match="element 0 of tensors does not require grad"):
             torch.ones(3).sum().backward()
@@ -104,7 +105,7 @@ def test_what_is_faster_compiled_stays(monkeypatch: pytest.MonkeyPatch, captured
     assert captured[0] >= STEPS
 
 
-@pytest.mark.parametrize("options", [{"only_if_faster": False}, {"hook_schedule": "asap"}])
+@pytest.mark.parametrize("options", [{}, {"only_if_faster": True, "hook_schedule": "asap"}])
 def test_what_is_not_to_be_timed_runs_compiled(
     monkeypatch: pytest.MonkeyPatch, options: Any, captured: list[int]
 ) -> None:
