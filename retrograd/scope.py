@@ -113,7 +113,7 @@ def enable(
             in the order in which they were captured, and are waited for when what they give is needed.
         only_if_faster: leave a backward of CPU tensors to PyTorch's engine where it takes longer compiled, as measured
             in turn while a model trains; not where there are several processes, hooks have a schedule of another kind,
-            or ``torch.use_deterministic_algorithms`` is on. Which steps run so, and so the last bits of gradients, hangs
+            or ``torch.use_deterministic_algorithms`` is on. Which steps do so, and the last bits of gradients, hang
             on the time that they take. Without it, what can be compiled runs compiled.
 
     Raises:
