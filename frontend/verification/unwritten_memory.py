@@ -17,6 +17,10 @@ from torch.utils._pytree import tree_leaves, tree_map
 from retrograd.frontend.autograd.engine.family_lock import SETTINGS
 from retrograd.frontend.preparation.empty_tensors import gives_unwritten, leaves_unwritten
 
+# Of a small tensor so many blocks are zeroed, of all that are zeroed so many bytes.
+_MOST_COPIES = 1024
+_MOST_CLEARED = 1 << 22
+
 
 def find_unset(run: Callable[[], Sequence[Any]], eager: Sequence[Any]) -> list[Tensor | None]:
     """Where the results of ``run``, once ``eager``, hang on memory that no op has written; ``None`` for results that do
@@ -97,9 +101,16 @@ class _ZerosInMemory(TorchDispatchMode):
             return func(*args, **kwargs)
         with filled_memory():
             filled = func(*args, **kwargs)
-        cleared = [torch.zeros_like(t) for t in tree_leaves(filled) if isinstance(t, Tensor)]
+        cleared = [
+            torch.zeros_like(t) for t in tree_leaves(filled) if isinstance(t, Tensor) for _ in range(_copies_of(t))
+        ]
         del cleared
         return tree_map(_clear_unwritten, func(*args, **kwargs), filled)
+
+
+def _copies_of(tensor: Tensor) -> int:
+    """How many blocks of memory of a tensor's size are zeroed, so that the next one is of these."""
+    return max(1, min(_MOST_COPIES, _MOST_CLEARED // max(1, tensor.nbytes)))
 
 
 def _clear_unwritten(value: Any, filled: Any) -> Any:

@@ -24,6 +24,7 @@ from retrograd.frontend.verification.judgement import (
     find_difference,
     reruns,
 )
+from retrograd.frontend.verification.unwritten_memory import _ZerosInMemory
 
 Function = Callable[[Tensor], Tensor]
 
@@ -193,20 +194,22 @@ def test_memory_that_no_op_has_written(wrong: bool, held: float) -> None:
     ) == modes
 
 
+@torch.library.custom_op("retrograd_tests::padded_roots", mutates_args=())
+def padded_roots(x: Tensor) -> Tensor:
+    given = torch.empty(x.shape[0] + 2, dtype=x.dtype)
+    given[:-2] = x.sqrt()
+    return given
+
+
+@padded_roots.register_fake
+def _(x: Tensor) -> Tensor:
+    return x.new_empty(x.shape[0] + 2)
+
+
 @pytest.mark.parametrize("held", [0.0, 1e300, float("nan")])
 @pytest.mark.parametrize("wrong", [False, True])
 def test_memory_that_the_kernel_of_an_op_has_not_written(wrong: bool, held: float) -> None:
     """Of an op that is not PyTorch's, whose name says nothing; a NaN that it computes is one of the compiled code."""
-
-    @torch.library.custom_op("retrograd_tests::padded_roots", mutates_args=())
-    def padded_roots(x: Tensor) -> Tensor:
-        given = torch.empty(x.shape[0] + 2, dtype=x.dtype)
-        given[:-2] = x.sqrt()
-        return given
-
-    @padded_roots.register_fake
-    def _(x: Tensor) -> Tensor:
-        return x.new_empty(x.shape[0] + 2)
 
     def function(x: Tensor) -> Tensor:
         roots: Tensor = padded_roots(x)
@@ -221,6 +224,16 @@ def test_memory_that_the_kernel_of_an_op_has_not_written(wrong: bool, held: floa
     assert (graph.find_difference(found, [x], eager) is not None) is wrong
     without_nan = [found[0].nan_to_num()]
     assert graph.find_difference(without_nan, [x], eager) is not None
+
+
+def test_memory_that_an_op_leaves_is_cleared_whatever_it_held() -> None:
+    x = torch.tensor([4.0, -1.0, 9.0], dtype=torch.float64)
+    for count in range(0, 200, 8):
+        held = [torch.full((5,), float("nan"), dtype=torch.float64) for _ in range(count)]
+        del held[::2], held
+        with _ZerosInMemory():
+            roots = padded_roots(x)
+        assert roots[3:].tolist() == [0.0, 0.0]
 
 
 def test_memory_of_a_graph() -> None:
