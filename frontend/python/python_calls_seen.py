@@ -36,6 +36,7 @@ from retrograd.frontend.python.source_locations import IN_PARTS, CaptureError, i
 _CHECKPOINT = checkpoint.__file__
 # As `exec` names the file of what is no file's.
 _GENERATED = "<string>"
+_OF_DATACLASSES = "__create_fn__."
 _STDLIB = sysconfig.get_paths()["stdlib"]
 # As the profiler names functions in C.
 _CLOCKS = re.compile(r"<built-in method (time\.(?!sleep)\w+|now|utcnow|today|posix\.urandom|_?io\.open)>")
@@ -113,6 +114,9 @@ def run_watched(run: Callable[[], Any], seen: PythonSeen, generators: Mapping[st
     of_pytorch = _generated_for_pytorch(entries)
     for entry in entries:
         if isinstance(entry.code, str) or not _is_users(entry.code) or entry.code in of_pytorch:
+            continue
+        # What a dataclass is filled by reads nothing, and may be PyTorch's, which keeps some and makes others anew.
+        if entry.code.co_qualname.startswith(_OF_DATACLASSES):
             continue
         seen.codes.add(entry.code)
         for called in entry.calls or ():
