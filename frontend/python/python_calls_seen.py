@@ -232,12 +232,11 @@ def _save(generators: Mapping[str, Any]) -> Callable[[], None]:
 @contextlib.contextmanager
 def generators_kept(generators: Mapping[str, Any]) -> Iterator[None]:
     """Give ``random``, ``numpy.random`` and these generators back as they were before the block."""
-    known = {"random": random, "numpy.random": np.random, **generators}
-    before = {name: _state(generator) for name, generator in known.items()}
+    undo = _save({"random": random, "numpy.random": np.random, **generators})
     try:
         yield
     finally:
-        _restore(known, before)
+        undo()
 
 
 def _is_same(a: Any, b: Any) -> bool:

@@ -108,6 +108,13 @@ def state(model: nn.Module) -> list[Any]:
     ]
 
 
+def step_alike(step: Callable[..., Any], model: nn.Module, expected: nn.Module, seed: int) -> None:
+    """Take a step compiled, and one in eager, and compare what they leave."""
+    for call in (step, expected):
+        call(batch(seed)).square().sum().backward()
+    check_state(model, expected)
+
+
 def check_state(found: nn.Module, expected: nn.Module) -> None:
     for a, b in zip(state(found), state(expected), strict=True):
         if isinstance(b, Tensor):
@@ -290,9 +297,7 @@ def test_numbers_beside_tensors(kind: Callable[[], Any], kept: Any) -> None:
     expected = copy.deepcopy(model)
     step = retrograd.compile_backward(model, (batch(0),))
     for seed in range(3):
-        for call in (step, expected):
-            call(batch(seed)).square().sum().backward()
-        check_state(model, expected)
+        step_alike(step, model, expected, seed)
         assert [n for n in model.kept if not isinstance(n, Tensor)] == [
             n for n in expected.kept if not isinstance(n, Tensor)
         ]
@@ -348,9 +353,7 @@ def test_one_of_two_names_is_set() -> None:
     expected = copy.deepcopy(model)
     step = retrograd.compile_backward(model, (batch(0),))
     for seed in range(3):
-        for call in (step, expected):
-            call(batch(seed)).square().sum().backward()
-        check_state(model, expected)
+        step_alike(step, model, expected, seed)
     model.kept = torch.zeros(3)
     with pytest.raises(retrograd.ArgumentError, match=r"kept', which the model reads, was replaced"):
         step(batch(0))
@@ -469,6 +472,4 @@ def test_numbers_written_to_a_plain_attribute() -> None:
     expected = copy.deepcopy(model)
     step = retrograd.compile_backward(model, (batch(0),))
     for seed in range(3):
-        for call in (step, expected):
-            call(batch(seed)).square().sum().backward()
-        check_state(model, expected)
+        step_alike(step, model, expected, seed)

@@ -49,7 +49,7 @@ def _functions_of(hook: Any) -> Iterator[Any]:
 
 def _is_own(function: FunctionType) -> bool:
     """Whether a function is retrograd's, which puts hooks on nodes of its own: what runs DDP's reducer does."""
-    return function.__module__.partition(".")[0] == __name__.partition(".")[0]
+    return (function.__module__ or "").partition(".")[0] == __name__.partition(".")[0]
 
 
 def _puts(value: Any, depth: int) -> bool:
