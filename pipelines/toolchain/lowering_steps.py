@@ -176,7 +176,12 @@ LOWERING: tuple[Step, ...] = (
         "bwd-export-results",
         ALL,
         "results are written where torch has its memory; after all that adds ops to a function's end",
-        (("twins-alone=true", TWINS_ALONE), ("donates=true", DONATING), ("keeps-residuals=true", CUDA_ALONE)),
+        (
+            ("twins-alone=true", TWINS_ALONE),
+            ("donates=true", DONATING),
+            ("keeps-residuals=true", CUDA_ALONE),
+            ("writes-joined=true", NOT_CPU_ALONE),
+        ),
     ),
     Step("bwd-keep-roundings", ALL, "LLVM drops roundings to bfloat16, which comparisons need; on twins too"),
     # What code for some needs.

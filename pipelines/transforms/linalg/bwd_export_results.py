@@ -16,11 +16,16 @@ from retrograd.pipelines.analysis.partition.read_graph import attribute_dicts, f
 from retrograd.pipelines.infra.functions import functions
 from retrograd.pipelines.infra.passes import ModulePass, PassFailure
 from retrograd.pipelines.stages.stage_plan import PLAN_ATTRIBUTE, read_island_plans, read_plan
+from retrograd.pipelines.transforms.helpers.barriers import add_barrier
 from retrograd.pipelines.transforms.helpers.fills import SCATTER, TENSOR, create_fill, read_number
+from retrograd.pipelines.transforms.helpers.folding import create_generic
+from retrograd.pipelines.transforms.helpers.generics import ITERATORS, MAPS, SEGMENTS, iterators_of, map_of_loops
 from retrograd.pipelines.transforms.helpers.maker import Maker
+from retrograd.pipelines.transforms.helpers.views import view_root
 
 # An op of IREE's, unknown here: modules that hold it are read with unregistered dialects allowed.
 ALIAS = "hal.tensor.alias"
+_JOINING = ("tensor.concat", "tensor.insert_slice")
 
 
 class BwdExportResults(ModulePass):
@@ -35,6 +40,10 @@ class BwdExportResults(ModulePass):
     and results lie there after their last use; as a plan does with what it frees after a stage, for scratch memory and
     one result of that size: another would keep more than itself. :data:`BWD_DONATED` marks these, for
     ``bwd-pack-scratch``. Who captures a step as a CUDA graph has the residuals of the graph's forward, and keeps them.
+
+    What is put together from pieces IREE writes to the storage, and gives a copy of it in memory of its own if the
+    function reads it too. With ``writes_joined`` a kernel takes the pieces to the storage, by adding a zero that IREE
+    does not know for one.
 
     Where IREE is only asked for scratch memory, the twins alone take it half as long; to compile them alone, which does
     for what is never written to a file, takes an eighth less.
@@ -56,6 +65,10 @@ class BwdExportResults(ModulePass):
         default=False, metadata={"help": "with donates, mark alone what stages give one another"}
     )
 
+    writes_joined: bool = field(
+        default=False, metadata={"help": "have a kernel write results that are put together from pieces"}
+    )
+
     def apply(self, module: ir.Operation) -> None:
         given = find_freed(module, from_stages=True) if self.donates else {}
         freed = find_freed(module, from_stages=False) if self.donates and not self.keeps_residuals else {}
@@ -68,6 +81,8 @@ class BwdExportResults(ModulePass):
                     "run it after torch-backend-to-linalg-on-tensors-backend-pipeline",
                 )
             twin = add_twin(func)
+            if self.writes_joined:
+                write_joined(twin)
             alias_results(twin)
             name = ir.StringAttr(func.attributes["sym_name"]).value
             if name in given:
@@ -92,6 +107,37 @@ def add_twin(func: ir.Operation) -> ir.Operation:
         empty = [ir.DictAttr.get({})] * len(kind.results)
         twin.attributes["arg_attrs"] = ir.ArrayAttr.get([*func.attributes["arg_attrs"], *empty])
     return twin
+
+
+def write_joined(twin: ir.Operation) -> None:
+    """Have a kernel write each result of real numbers that is put together from pieces and read besides."""
+    block = twin.regions[0].blocks[0]
+    terminator = list(block.operations)[-1].operation
+    for value in dict.fromkeys(terminator.operands):
+        type_ = ir.RankedTensorType(value.type)
+        root = view_root(value)
+        is_joined = isinstance(root, ir.OpResult) and root.owner.name in _JOINING
+        if is_joined and isinstance(type_.element_type, ir.FloatType) and len(list(value.uses)) > 1:
+            _add_nothing(value, type_)
+
+
+def _add_nothing(value: ir.OpResult, type_: ir.RankedTensorType) -> None:
+    """Have all that uses ``value`` take its sum with -0, which is each number as it is."""
+    uses = [(use.owner, use.operand_number) for use in value.uses]
+    make = Maker.after(value.owner)
+    zero = add_barrier(make.constant(ir.FloatAttr.get(type_.element_type, -0.0, loc=make.location)), make)
+    whole, scalar = map_of_loops(range(type_.rank), type_.rank), map_of_loops((), type_.rank)
+    attributes = {
+        MAPS: ir.ArrayAttr.get([ir.AffineMapAttr.get(m) for m in (whole, scalar, whole)]),
+        ITERATORS: iterators_of(type_.rank),
+        SEGMENTS: ir.DenseI32ArrayAttr.get([2, 1]),
+    }
+    operands = [value, zero, make.empty(type_, make.open_sizes(value))]
+    op, body = create_generic([type_], operands, attributes, [type_.element_type] * 3, make)
+    inside = Maker(ir.InsertionPoint(body), make.location)
+    inside.op("linalg.yield", [inside.value("arith.addf", [*body.arguments][:2], type_.element_type)])
+    for owner, number in uses:
+        owner.operands[number] = op.result
 
 
 def alias_results(twin: ir.Operation) -> None:

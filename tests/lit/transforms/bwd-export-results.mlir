@@ -2,6 +2,7 @@
 // RUN: retrograd-opt %s --split-input-file --allow-unregistered-dialect -p 'bwd-export-results{twins-alone=true}' | FileCheck %s --check-prefix=ALONE
 // RUN: retrograd-opt %s --split-input-file --allow-unregistered-dialect -p 'bwd-export-results{donates=true}' | FileCheck %s --check-prefix=DONATES
 // RUN: retrograd-opt %s --split-input-file --allow-unregistered-dialect -p 'bwd-export-results{donates=true keeps-residuals=true}' | FileCheck %s --check-prefix=KEEPS
+// RUN: retrograd-opt %s --split-input-file --allow-unregistered-dialect -p 'bwd-export-results{writes-joined=true}' | FileCheck %s --check-prefix=JOINED
 
 // ALONE-NOT: func.func @chain(
 // ALONE: func.func @chain_into(
@@ -220,4 +221,39 @@ module attributes {bwd.plan = {
     %c = arith.mulf %b, %o : tensor<2xf32>
     return %c : tensor<2xf32>
   }
+}
+
+// -----
+
+// A result that is put together from pieces, and read: a kernel writes it, by a zero behind a barrier.
+// JOINED-LABEL: func.func @rolled_into(
+// JOINED-SAME: %[[A:.*]]: tensor<2xf32>, %[[B:.*]]: tensor<3xf32>, %[[TO_R:.*]]: !hal.buffer_view, %[[TO_N:.*]]: !hal.buffer_view)
+// JOINED: %[[R:.*]] = tensor.concat dim(0) %[[A]], %[[B]]
+// JOINED-DAG: %[[ZERO:.*]] = arith.constant -0.000000e+00 : f32
+// JOINED-DAG: %[[HIDDEN:.*]] = "util.optimization_barrier"(%[[ZERO]])
+// JOINED: %[[WRITTEN:.*]] = linalg.generic {{.*}} ins(%[[R]], %[[HIDDEN]] : tensor<5xf32>, f32)
+// JOINED: arith.addf
+// JOINED: %[[STORED:.*]] = "hal.tensor.alias"(%[[WRITTEN]], %[[TO_R]])
+// JOINED: math.exp %[[STORED]]
+// Without the option it is stored as it comes.
+// CHECK-LABEL: func.func @rolled_into(
+// CHECK: %[[R:.*]] = tensor.concat
+// CHECK-NEXT: "hal.tensor.alias"(%[[R]],
+func.func @rolled(%a: tensor<2xf32>, %b: tensor<3xf32>) -> (tensor<5xf32>, tensor<5xf32>) {
+  %r = tensor.concat dim(0) %a, %b : (tensor<2xf32>, tensor<3xf32>) -> tensor<5xf32>
+  %n = math.exp %r : tensor<5xf32>
+  return %r, %n : tensor<5xf32>, tensor<5xf32>
+}
+
+// -----
+
+// What nothing else reads, and what holds integers, is stored as it comes.
+// JOINED-LABEL: func.func @unread_into(
+// JOINED-NOT: linalg.generic
+// JOINED: return
+func.func @unread(%a: tensor<2xf32>, %b: tensor<3xf32>, %i: tensor<2xi64>) -> (tensor<5xf32>, tensor<4xi64>, tensor<4xi64>) {
+  %r = tensor.concat dim(0) %a, %b : (tensor<2xf32>, tensor<3xf32>) -> tensor<5xf32>
+  %k = tensor.concat dim(0) %i, %i : (tensor<2xi64>, tensor<2xi64>) -> tensor<4xi64>
+  %n = arith.addi %k, %k : tensor<4xi64>
+  return %r, %k, %n : tensor<5xf32>, tensor<4xi64>, tensor<4xi64>
 }
