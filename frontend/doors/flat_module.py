@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import contextlib
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from types import CodeType
 from typing import Any
@@ -15,7 +15,14 @@ import torch
 from torch.fx import _symbolic_trace
 from torch.utils import _pytree as pytree
 
-from retrograd.frontend.doors.kept_state import HOLDER, NOTHING_KEPT, Choice, KeptState, user_name
+from retrograd.frontend.doors.kept_state import (
+    HOLDER,
+    NOTHING_KEPT,
+    Choice,
+    KeptState,
+    refuse_returned_leaves,
+    user_name,
+)
 from retrograd.frontend.doors.reached_inputs import Reached, find_reached
 from retrograd.frontend.doors.unregistered_objects import take_apart
 from retrograd.frontend.hooks.pack_hooks import HookTracker
@@ -31,7 +38,7 @@ from retrograd.frontend.python.python_values import find_generators, find_values
 from retrograd.frontend.python.requiring_arguments import RequiringArguments
 from retrograd.frontend.python.sanity_checks import CheckRecorder, SanityCheck
 from retrograd.frontend.python.side_effects import refuse_counting, unchanged
-from retrograd.frontend.python.source_locations import CaptureError, SourceTracker
+from retrograd.frontend.python.source_locations import SourceTracker
 from retrograd.frontend.traceable.masked_selections import Selection, refusal, settled
 from retrograd.frontend.traceable.module_hooks import OwnHooks
 
@@ -181,6 +188,7 @@ class FlatModule(torch.nn.Module):
             if self.python is not None:
                 result = settled(call())
                 self.kept.note(containment, names, self.made.place_of)
+                refuse_returned_leaves(result, names, self.made.place_of)
                 # What the model writes to each time: a run of it that looks into this would be in the graph.
                 changed_places = self.python.changed_places()
                 self.changes |= {place.path for place in changed_places if not _is_tracers(place)}
@@ -189,8 +197,9 @@ class FlatModule(torch.nn.Module):
             generators = find_generators(self.called, modules)
             result = settled(run_watched(call, seen, generators))
             self.kept.note(containment, names, self.made.place_of)
+            refuse_returned_leaves(result, names, self.made.place_of)
             self.kept.settle_awaited()
-            self._note_requiring(tensors, requiring.places)
+            self.requiring |= requiring.settle(tensors, self.examples, seen.asked)
         recorder, answers = of
         self.checks, self.answers = tuple(recorder.checks), (*answers.found, *self._told(seen.asked))
         kept = {(id(attribute.module), attribute.name) for attribute in self.kept.attributes}
@@ -215,22 +224,6 @@ class FlatModule(torch.nn.Module):
             call, [kept for kept, _ in self.kept.first_set], given, self.kept.forget_others
         ):
             self.python = self.python.with_more(self.kept.guards())
-
-    def _note_requiring(self, tensors: Sequence[torch.Tensor], lines: Mapping[str, str]) -> None:
-        """Note which arguments the model had require grad that did not; ``lines`` has where, by their numbers, and
-        where it did so to parameters and buffers, by their names.
-
-        Raises:
-            CaptureError: it had a parameter or buffer require grad.
-        """
-        for name, line in lines.items():
-            if not name.isdecimal():
-                raise CaptureError(
-                    f"the model has {name!r} require grad, which did not{line}",
-                    f"do so before it is compiled: {name}.requires_grad_()",
-                )
-            if tensors[int(name)].requires_grad:
-                self.requiring.add(int(name))
 
     def _given_names(self, tensors: Sequence[torch.Tensor]) -> dict[int, str]:
         """The names of parameters and buffers, and the numbers of arguments, by their identity in a trace."""

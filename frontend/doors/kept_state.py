@@ -16,6 +16,7 @@ from torch.utils import _pytree as pytree
 from retrograd.contract.roles import NEW, name_in_role
 from retrograd.contract.signature import KeptSpec
 from retrograd.frontend.doors.signature import dump_tree
+from retrograd.frontend.doors.unregistered_objects import take_apart
 from retrograd.frontend.python.kept_attributes import (
     Containment,
     KeptAttribute,
@@ -276,17 +277,38 @@ def _refuse_own_gradients(
 ) -> None:
     """Refuse what is set to a leaf that requires grad, or to a tensor that retains its gradient: outside of the trace
     it would be neither."""
+    for tensor, how in _with_own_gradients(tensors):
+        raise CaptureError(
+            f"the model keeps a tensor in its attribute {attribute.qualified!r} that is to have a gradient of its "
+            f"own, {how}, and gets none of a compiled program{place_of(tensor)}",
+            f"use {WHERE_KEPT} keeps it and its gradient; or leave that call out",
+        )
+
+
+def refuse_returned_leaves(result: Any, inputs: Collection[int], place_of: Callable[[torch.Tensor], str]) -> None:
+    """Refuse a result of a model that has, in eager, a gradient of its own; ``inputs`` are what the model has been
+    given, by identity.
+
+    Raises:
+        CaptureError: the model returns a leaf that it made itself, or a tensor that retains its gradient.
+    """
+    returned = [t for t in tensors_in(take_apart(result)) if id(t) not in inputs]
+    for tensor, how in _with_own_gradients(returned):
+        raise CaptureError(
+            f"the model returns a tensor of shape {tuple(tensor.shape)} that is to have a gradient of its own, {how}, "
+            f"and gets none of a compiled program{place_of(tensor)}",
+            f"use {WHERE_KEPT} gives it one; or leave that call out, or do it to what the model returns",
+        )
+
+
+def _with_own_gradients(tensors: Sequence[torch.Tensor]) -> Iterator[tuple[torch.Tensor, str]]:
+    """Those that are leaves and require grad, or retain their gradients, each with how they came to."""
     for tensor in tensors:
         with torch._C.DisableTorchFunction():
             is_leaf = tensor.requires_grad and tensor.is_leaf
             has_own = is_leaf or tensor.retains_grad
         if has_own:
-            how = "by requires_grad_()" if is_leaf else "by retain_grad()"
-            raise CaptureError(
-                f"the model keeps a tensor in its attribute {attribute.qualified!r} that is to have a gradient of its "
-                f"own, {how}, and gets none of a compiled program{place_of(tensor)}",
-                f"use {WHERE_KEPT} keeps it and its gradient; or leave that call out",
-            )
+            yield tensor, "by requires_grad_()" if is_leaf else "by retain_grad()"
 
 
 def user_name(holder_name: str) -> str:

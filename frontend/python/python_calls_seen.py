@@ -343,7 +343,8 @@ def _find_line(run: Callable[[], Any], unchanged: Callable[[], bool]) -> tuple[s
         return on_line
 
     def on_call(frame: FrameType, _event: str, _arg: Any) -> Any:
-        return on_line if _is_users(frame.f_code) else None
+        is_model = _is_users(frame.f_code) and frame.f_code.co_filename != _GENERATED
+        return on_line if is_model else None
 
     before = sys.gettrace()
     sys.settrace(on_call)

@@ -11,10 +11,12 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping
+from types import FunctionType, ModuleType
 from typing import Any
 
 import torch
 
+from retrograd.frontend.doors.unregistered_objects import objects_within
 from retrograd.frontend.python.python_calls_seen import PythonSeen, is_generator
 from retrograd.frontend.python.python_functions import Names, cells_of, find_functions, global_names
 from retrograd.frontend.python.python_places import Place, PythonValues
@@ -41,6 +43,10 @@ _IN_EAGER = {
     "is_inference_mode_enabled": torch.is_inference_mode_enabled,
     "is_multithreading_enabled": torch._C._is_multithreading_enabled,
 }
+# What each module has: tables of tensors, modules and hooks.
+_TABLES_OF_MODULES = frozenset(vars(torch.nn.Module()))
+# How many objects that hold one another are looked into for generators.
+_MOST_OBJECTS = 1000
 # In which code is looked for that has not run yet, once more each time that there is some.
 _ROUNDS = 4
 
@@ -104,17 +110,24 @@ def _places_of(settings: Mapping[str, Callable[[], Any]]) -> list[Place]:
 
 
 def find_generators(model: Callable[..., Any], modules: Mapping[str, torch.nn.Module]) -> dict[str, Any]:
-    """Generators of random numbers that a model can see: in attributes of its modules, globals and closures."""
+    """Generators of random numbers that a model can see: in attributes of its modules, globals and closures, and in
+    what is in there."""
     found: dict[int, tuple[str, Any]] = {}
+
+    def look_into(path: str, value: Any) -> None:
+        if isinstance(value, ModuleType):
+            return
+        for held in (value, *cells_of(value).values()) if isinstance(value, FunctionType) else (value,):
+            for each in filter(is_generator, objects_within(held, _MOST_OBJECTS)):
+                found.setdefault(id(each), (path if each is value else f"{path} ({type(each).__name__})", each))
+
     for path, module in modules.items():
         for name, value in vars(module).items():
-            if is_generator(value):
-                found.setdefault(id(value), (f"{path}.{name}".lstrip("."), value))
+            if name not in _TABLES_OF_MODULES:
+                look_into(f"{path}.{name}".lstrip("."), value)
     for function in find_functions(model, modules.values()):
         for name, value in cells_of(function).items():
-            if is_generator(value):
-                found.setdefault(id(value), (name, value))
+            look_into(name, value)
         for name in global_names(function.__code__):
-            if is_generator(value := function.__globals__.get(name)):
-                found.setdefault(id(value), (name, value))
+            look_into(name, function.__globals__.get(name))
     return dict(found.values())

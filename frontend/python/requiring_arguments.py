@@ -30,12 +30,13 @@ _REMEDY = (
 
 class RequiringArguments:
     """Notes in ``places`` which of the tensors that are ``given``, by identity, are made to require grad, by their
-    names, with the place."""
+    names, with the place; in ``retained`` of which the model wants to have the gradient kept."""
 
     def __init__(self, given: Mapping[int, str]) -> None:
         self._given = given
         self._used: dict[int, str] = {}
         self.places: dict[str, str] = {}
+        self.retained: dict[str, str] = {}
 
     def meet(self, func: Any, leaves: Sequence[Any], place: Callable[[], str]) -> bool:
         """Note the call of a function with these values; whether it is to be left out, as what does nothing.
@@ -45,6 +46,8 @@ class RequiringArguments:
         """
         if func in _HAS_REQUIRE and id(leaves[0]) in self._given:
             return self._note(func, leaves[0], len(leaves) < 2 or bool(leaves[1]), place())
+        if func == torch.Tensor.retain_grad and id(leaves[0]) in self._given:
+            self.retained.setdefault(self._given[id(leaves[0])], place())
         if func not in _HARMLESS:
             for leaf in leaves:
                 if id(leaf) in self._given and id(leaf) not in self._used and not leaf.requires_grad:
@@ -72,3 +75,32 @@ class RequiringArguments:
                 )
             self.places[name] = place
         return False
+
+    def settle(
+        self, tensors: Sequence[torch.Tensor], examples: Sequence[torch.Tensor] | None, asked: set[tuple[str, str]]
+    ) -> set[int]:
+        """The numbers of those of the arguments, ``tensors`` of the trace, that require grad by the model alone. What
+        it goes by is added to ``asked``: of an argument of ``examples`` whose gradient it has kept, that it is a leaf,
+        whose gradient is kept in any case.
+
+        Raises:
+            CaptureError: it had a parameter or buffer require grad, or the gradient kept of one that is no leaf.
+        """
+        for name, line in self.places.items():
+            if not name.isdecimal():
+                raise CaptureError(
+                    f"the model has {name!r} require grad, which did not{line}",
+                    f"do so before it is compiled: {name}.requires_grad_()",
+                )
+        for name, line in self.retained.items():
+            if examples is None or not name.isdecimal():
+                continue
+            with torch._C.DisableTorchFunction():
+                is_leaf = examples[int(name)].is_leaf
+            if not is_leaf:
+                raise CaptureError(
+                    f"the model calls retain_grad() on an argument, of which a compiled program has a copy{line}",
+                    "do so before the model is called",
+                )
+            asked.add(("is_leaf", name))
+        return {int(name) for name in self.places if tensors[int(name)].requires_grad}

@@ -335,6 +335,33 @@ def test_gradients_of_what_is_kept_itself(kind: Callable[[], Any], how: str) -> 
         torch.testing.assert_close(found.grad, wanted.grad)
 
 
+class Returned(Base):
+    """What is kept otherwise is a result."""
+
+    def __init__(self, kind: Callable[[], Any]) -> None:
+        super().__init__()
+        self.within = kind()
+
+    def forward(self, x: Tensor) -> dict[str, Any]:
+        result, kept = self.within(x), self.within.kept
+        self.within.kept = None
+        return {"result": result, "kept": kept}
+
+
+@pytest.mark.parametrize(("kind", "how"), [(Retains, "retain_grad"), (Leaf, "requires_grad_")])
+def test_gradients_of_what_is_returned(kind: Callable[[], Any], how: str) -> None:
+    model = Returned(kind)
+    with pytest.raises(retrograd.CaptureError, match=rf"model returns a(?s:.*)by {how}\(\)(?s:.*)enable\(\)"):
+        retrograd.compile_backward(model, (batch(0),))
+    with retrograd.enable():
+        found = model(batch(0))
+        found["result"].square().sum().backward()
+    expected = model(batch(0))
+    expected["result"].square().sum().backward()
+    for kept, wanted in zip(*map(pytree.tree_leaves, (found["kept"], expected["kept"])), strict=True):
+        torch.testing.assert_close(kept.grad, wanted.grad)
+
+
 class Shared(Base):
     """Two attributes are one tensor at first."""
 

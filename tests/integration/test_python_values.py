@@ -347,18 +347,21 @@ def test_read_files(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     "held",
-    [lambda rng: SimpleNamespace(rng=rng), lambda rng: {"rng": rng}],
-    ids=["object", "dict"],
+    [lambda rng: SimpleNamespace(rng=rng), lambda rng: {"rng": [rng]}, lambda rng: lambda: rng],
+    ids=["object", "dict", "closure"],
 )
-def test_generators_that_are_held(held: Callable[[Any], Any]) -> None:
+@pytest.mark.parametrize("kind", [np.random.default_rng, random.Random])
+def test_generators_that_are_held(held: Callable[[Any], Any], kind: Callable[[int], Any]) -> None:
+    """They are refused, and are what they were: a trace that draws from them leaves nothing."""
     model, x = Model(lambda model: by_held(model.held)), torch.randn(2, 3)
-    model.held = held(np.random.default_rng(0))
+    model.held = held(kind(0))
     with pytest.raises(retrograd.CaptureError, match=r"compiled in as they were while tracing.*in by_held"):
         retrograd.compile_backward(model, (x,))
+    assert by_held(model.held) == kind(0).random()
 
 
 def by_held(held: Any) -> float:
-    rng = held["rng"] if isinstance(held, dict) else held.rng
+    rng = held["rng"][0] if isinstance(held, dict) else held() if callable(held) else held.rng
     return float(rng.random())
 
 

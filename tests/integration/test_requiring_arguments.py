@@ -55,6 +55,12 @@ def takes_back(linear: nn.Module, x: Tensor) -> Tensor:
     return result
 
 
+def retains(linear: nn.Module, x: Tensor) -> Tensor:
+    x.retain_grad()
+    result: Tensor = linear(x)
+    return result
+
+
 def as_told(linear: nn.Module, x: Tensor) -> Tensor:
     """By the remedy: nothing before but what goes by its form."""
     assert x.shape[-1] == 3 and x.is_floating_point() and len(x) == x.size(0)
@@ -115,3 +121,15 @@ def test_one_tensor_given_twice() -> None:
         call(x, given).square().sum().backward()
         results.append(given.grad)
     torch.testing.assert_close(*results)
+
+
+def test_gradient_of_an_argument_is_kept() -> None:
+    """Of a leaf it is in any case; of another one the call is none for a program."""
+    model, leaf = Model(retains), torch.randn(2, 3, requires_grad=True)
+    step = retrograd.compile_backward(model, (leaf,))
+    step(leaf).sum().backward()
+    torch.testing.assert_close(leaf.grad, torch.autograd.grad(model(leaf).sum(), leaf)[0])
+    says = r"calls retain_grad\(\) on an argument(?s:.*)before the model"
+    for compiles in (lambda x: step(x), lambda x: retrograd.compile_backward(model, (x,))):
+        with pytest.raises(retrograd.CaptureError, match=says):
+            compiles(leaf.detach().requires_grad_() * 2)
