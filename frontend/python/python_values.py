@@ -113,10 +113,13 @@ def find_generators(model: Callable[..., Any], modules: Mapping[str, torch.nn.Mo
     """Generators of random numbers that a model can see: in attributes of its modules, globals and closures, and in
     what is in there."""
     found: dict[int, tuple[str, Any]] = {}
+    looked: dict[int, Any] = {}
 
     def look_into(path: str, value: Any) -> None:
-        if isinstance(value, ModuleType):
+        # Functions of one file see the same globals.
+        if id(value) in looked or isinstance(value, ModuleType):
             return
+        looked[id(value)] = value
         for held in (value, *cells_of(value).values()) if isinstance(value, FunctionType) else (value,):
             for each in filter(is_generator, objects_within(held, _MOST_OBJECTS)):
                 found.setdefault(id(each), (path if each is value else f"{path} ({type(each).__name__})", each))
