@@ -120,8 +120,11 @@ class ModelInQuestion:
     def find(self) -> tuple[KeptModel, bytes] | None:
         """Record the model; returns what is kept of it, and its code."""
         self._recorded = self._record()
-        data = None if self._recorded is None else self.store.get(self._place(self._recorded))
+        if self._recorded is None:
+            return None
+        data = self.store.get(self._place(self._recorded))
         if data is None:
+            _LOG.debug("nothing is kept at %s", self._place(self._recorded))
             return None
         try:
             kept = KeptModel.read(data)
@@ -132,7 +135,11 @@ class ModelInQuestion:
             self.store.get_by_key(key) == RIGHT for key in kept.checks.values()
         )
         code = self.find_code(kept.code)
-        if code is None or not is_checked or kept.kernels != describe_kernels(kept.ops):
+        has_same_kernels = kept.kernels == describe_kernels(kept.ops)
+        if code is None or not is_checked or not has_same_kernels:
+            _LOG.debug(
+                "not opened: code %s, checked %s, same kernels %s", code is not None, is_checked, has_same_kernels
+            )
             return None
         return (kept, code) if self._does_the_same_again() else None
 
@@ -154,10 +161,14 @@ class ModelInQuestion:
         must have done the same before, then, and now."""
         before = self._recorded
         if before is None or not before.python.are_those_of(python):
+            _LOG.debug("not kept: it went by %s, and by %s", self.python, python)
             return
         now = self._record()
         if now is not None and now.does_same_as(before):
             self.store.put(self._place(before), kept.dump())
+            _LOG.debug("kept at %s", self._place(before))
+        else:
+            _LOG.debug("not kept: it went by %s, and by %s", before.python, now and now.python)
 
     @property
     def python(self) -> PythonValues:

@@ -17,6 +17,7 @@ from __future__ import annotations
 import contextlib
 import enum
 import hashlib
+import logging
 import os
 import sys
 import threading
@@ -42,6 +43,7 @@ from retrograd.frontend.hooks.pack_hooks import find_open_hooks
 from retrograd.frontend.python.argument_answers import AskedArguments
 from retrograd.frontend.traceable.portable_ops import portable_ops
 
+_LOG = logging.getLogger(__name__)
 # Of whose ops the gradients are known by PyTorch's release and by our sources.
 _NAMESPACES = {"aten", "prim", "prims", "retrograd"}
 _PLAIN = (bool, int, float, complex, str, bytes, type(None), type(...))
@@ -177,6 +179,7 @@ class _Record:
 
     def write(self, *texts: str) -> None:
         for text in texts:
+            _LOG.debug("%s", text)
             data = text.encode()
             self._hash.update(len(data).to_bytes(8, "little") + data)
 

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import copy
 import gc
+import logging
 import warnings
 import weakref
 from collections.abc import Callable
@@ -35,6 +36,13 @@ def _own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """What is known of models is each test's own; what iree-compile makes of the same text is the same."""
     monkeypatch.setenv("RETROGRAD_CACHE_DIR", str(tmp_path / "cache"))
     monkeypatch.setattr(staged, "compile_executable", compile_once)
+
+
+@pytest.fixture(autouse=True)
+def _told(caplog: pytest.LogCaptureFixture) -> None:
+    """A test that fails shows why a model was not known."""
+    for name in ("retrograd.known_models", "retrograd.frontend.doors.model_record"):
+        caplog.set_level(logging.DEBUG, logger=name)
 
 
 @pytest.fixture
