@@ -196,6 +196,8 @@ def find_shape(op: ir.Operation) -> tuple[int, ...] | None:
 
 
 def _is_known(value: ir.Value, map_: str, reads: Mapping[str, str]) -> bool:
+    if not isinstance(value.type, ir.RankedTensorType):
+        return False
     type_ = ir.RankedTensorType(value.type)
     return map_ in reads and type_.has_static_shape and str(type_.element_type) in _ELEMENTS
 

@@ -145,6 +145,9 @@ def _is_along_rows(op: ir.Operation) -> bool:
     """Whether an op has kernels here: by its loops and types, whatever it computes."""
     if op.name != GENERIC or len(op.operands) < 2 or len(is_reduced(op)) != 2 or is_reduced(op)[0]:
         return False
+    # A number that is read as it is, and in no tensor, is no operand of a kernel.
+    if not all(isinstance(operand.type, ir.RankedTensorType) for operand in op.operands):
+        return False
     types = [ir.RankedTensorType(operand.type) for operand in op.operands]
     if not all(type_.has_static_shape and str(type_.element_type) in _ELEMENTS for type_ in types):
         return False
@@ -239,6 +242,8 @@ def _write_mask(op: ir.Operation, body: _Body) -> str | None:
     the one of the row's class, where there is a kernel for it: read as a tensor it would be written to memory for
     that."""
     if op.name != GENERIC or any(is_reduced(op)) or len(op.results) != 1 or not read_inputs(op):
+        return None
+    if not all(isinstance(value.type, ir.RankedTensorType) for value in read_inputs(op)):
         return None
     type_, inputs = ir.RankedTensorType(op.results[0].type), len(read_inputs(op))
     elements = [ir.RankedTensorType(value.type).element_type for value in read_inputs(op)]

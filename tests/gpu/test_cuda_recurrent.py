@@ -107,6 +107,31 @@ def test_twice_through_one_graph() -> None:
     assert all(torch.equal(a, b) for a, b in zip(*grads, strict=True))
 
 
+@pytest.mark.parametrize("needs_grad", [False, True], ids=["data", "gradient"])
+@pytest.mark.parametrize("name", LAYERS)
+def test_backward_of_autograd(name: str, needs_grad: bool) -> None:
+    """Of data, which no gradient goes to, cuDNN gives those of the weights alone: the process ended there."""
+    torch.manual_seed(0)
+    model = nn.Sequential(LAYERS[name](FEATURES, WIDTH, num_layers=2, bidirectional=True)).cuda()
+
+    def train(x: Tensor) -> list[Tensor]:
+        model.zero_grad()
+        model(x)[0][-1].square().mean().backward()
+        grads = [x.grad, *(p.grad for p in model.parameters())] if needs_grad else [p.grad for p in model.parameters()]
+        return [grad.clone() for grad in grads if grad is not None]
+
+    before = len(retrograd.explain_recompiles())
+    for _ in range(3):
+        x = torch.randn(STEPS, BATCH, FEATURES, device="cuda")
+        with retrograd.enable():
+            found = train(x.clone().requires_grad_(needs_grad))
+        expected = train(x.clone().requires_grad_(needs_grad))
+        assert len(found) == len(expected)
+        for ours, theirs in zip(found, expected, strict=True):
+            assert relative_error(ours, theirs) <= ALLOWED[torch.float32]
+    assert [entry.outcome for entry in retrograd.explain_recompiles()[before:]] == ["compiled"]
+
+
 def test_a_file_has_them_written_out(tmp_path: Path) -> None:
     model = Recurrent(nn.GRU(FEATURES, WIDTH)).cuda()
     x = torch.randn(4, BATCH, FEATURES, device="cuda", requires_grad=True)

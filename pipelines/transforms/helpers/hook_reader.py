@@ -30,6 +30,7 @@ from retrograd.pipelines.infra.passes import PassFailure
 COMMUNICATION = "bwd.communication"
 TUPLE = "torch.prim.TupleConstruct"
 UNTUPLE = "torch.prim.TupleUnpack"
+_UNLIST = "torch.prim.ListUnpack"
 # A new value of so many bytes is written before the next one of its hook is worked out, and a gradient of so many
 # accumulated before what comes after it. A stage more costs some 10 us, for which memory is worth having from here on.
 LARGE_BYTES = 1 << 20
@@ -50,7 +51,8 @@ class ReadHooks:
 
     ``ops`` are the numbers of each task's ops in ``source``: its own, between those that make a tuple of its values and
     take apart what it gives. Values have the same numbers in both. Ops that give no tensor (constants, sizes, lists)
-    belong to no task: whoever needs them has a copy.
+    belong to no task: whoever needs them has a copy. An op that gives a list besides tensors has a task with what takes
+    the list apart.
     """
 
     graph: HookGraph
@@ -88,7 +90,10 @@ def read_hooks(func: ir.Operation, name: str) -> ReadHooks:
     source = read_joint(func)
     tasks: list[Task] = []
     task_ops: list[tuple[int, ...]] = []
+    taken_apart: set[int] = set()
     for op in source.graph.ops:
+        if op.id in taken_apart:
+            continue
         if op.name in _NUMBERS:
             task, ops = _read_effect(source, op.id, name)
         elif op.name == ISLAND_OP:
@@ -96,7 +101,10 @@ def read_hooks(func: ir.Operation, name: str) -> ReadHooks:
         elif op.name == WAIT_OP:
             task, ops = Task(op.operands, op.results, Effect(WAIT)), (op.id,)
         elif _is_compute(source, op.id):
-            task, ops = Task(tuple(sorted(_tensors(source, op.operands))), op.results), (op.id,)
+            lists = _find_unpackers(source, op.id)
+            gives = (*op.results, *(result for unpacker in lists for result in source.graph.ops[unpacker].results))
+            task, ops = Task(tuple(sorted(_tensors(source, op.operands))), gives), (op.id, *lists)
+            taken_apart.update(lists)
         else:
             continue
         tasks.append(task)
@@ -239,6 +247,12 @@ def _is_compute(source: ReadGraph, number: int) -> bool:
         if producer is not None and source.graph.ops[producer].name in _NUMBERS:
             return False
     return any(source.graph.values[r].is_tensor for r in op.results)
+
+
+def _find_unpackers(source: ReadGraph, number: int) -> tuple[int, ...]:
+    """Find what takes apart the lists that an op gives."""
+    users = [u for value in source.graph.ops[number].results for u in source.graph.users[value]]
+    return tuple(dict.fromkeys(u for u in users if source.graph.ops[u].name == _UNLIST))
 
 
 def _is_scalar_op(source: ReadGraph, number: int) -> bool:

@@ -737,3 +737,46 @@ func.func @sum_of_product(%a: tensor<4096x1024xf32>, %b: tensor<1024x1024xf32>) 
   } -> tensor<1024xf32>
   return %s, %p : tensor<1024xf32>, tensor<4096x1024xf32>
 }
+
+// -----
+
+// What reads a number that is in no tensor stays with IREE, maps and sums along rows and sums down columns alike.
+
+#id = affine_map<(d0, d1) -> (d0, d1)>
+#row = affine_map<(d0, d1) -> (d0)>
+#column = affine_map<(d0, d1) -> (d1)>
+#none = affine_map<(d0, d1) -> ()>
+// CHECK-LABEL: func.func @numbers(
+// CHECK-COUNT-3: linalg.generic
+// CHECK-NOT: flow.dispatch
+// CHECK: return
+func.func @numbers(%x: tensor<1024x1001xf32>, %y: tensor<4096x96xf32>, %s: f32)
+    -> (tensor<1024x1001xf32>, tensor<1024xf32>, tensor<96xf32>) {
+  %zero = arith.constant 0.0 : f32
+  %e = tensor.empty() : tensor<1024x1001xf32>
+  %f = tensor.empty() : tensor<1024xf32>
+  %g = tensor.empty() : tensor<96xf32>
+  %fs = linalg.fill ins(%zero : f32) outs(%f : tensor<1024xf32>) -> tensor<1024xf32>
+  %gs = linalg.fill ins(%zero : f32) outs(%g : tensor<96xf32>) -> tensor<96xf32>
+  %map = linalg.generic {indexing_maps = [#id, #none, #id], iterator_types = ["parallel", "parallel"]}
+      ins(%x, %s : tensor<1024x1001xf32>, f32) outs(%e : tensor<1024x1001xf32>) {
+  ^bb0(%a: f32, %b: f32, %o: f32):
+    %1 = arith.mulf %a, %b : f32
+    linalg.yield %1 : f32
+  } -> tensor<1024x1001xf32>
+  %along = linalg.generic {indexing_maps = [#id, #none, #row], iterator_types = ["parallel", "reduction"]}
+      ins(%x, %s : tensor<1024x1001xf32>, f32) outs(%fs : tensor<1024xf32>) {
+  ^bb0(%a: f32, %b: f32, %o: f32):
+    %1 = arith.mulf %a, %b : f32
+    %2 = arith.addf %o, %1 : f32
+    linalg.yield %2 : f32
+  } -> tensor<1024xf32>
+  %down = linalg.generic {indexing_maps = [#id, #none, #column], iterator_types = ["reduction", "parallel"]}
+      ins(%y, %s : tensor<4096x96xf32>, f32) outs(%gs : tensor<96xf32>) {
+  ^bb0(%a: f32, %b: f32, %o: f32):
+    %1 = arith.mulf %a, %b : f32
+    %2 = arith.addf %o, %1 : f32
+    linalg.yield %2 : f32
+  } -> tensor<96xf32>
+  return %map, %along, %down : tensor<1024x1001xf32>, tensor<1024xf32>, tensor<96xf32>
+}

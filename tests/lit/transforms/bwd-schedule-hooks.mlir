@@ -331,3 +331,40 @@ module @large_gradients {
     return
   }
 }
+
+// -----
+
+!t = !torch.vtensor<[2],f32>
+
+// An op that gives a tensor and a list stays in front of what takes the list apart: where nobody needs the tensor, and
+// where a hook comes between the two. cuDNN's recurrent layers give the weights' gradients so.
+// ASAP-LABEL: module @lists
+// ASAP: %[[USED:.*]]:2 = torch.operator "torch.aten.second"
+// ASAP-NEXT: torch.prim.ListUnpack %[[USED]]#1
+// ASAP: "bwd.call_hook"(%[[USED]]#0
+// ASAP: %[[UNUSED:.*]]:2 = torch.operator "torch.aten.first"
+// ASAP-NEXT: torch.prim.ListUnpack %[[UNUSED]]#1
+// EAGER-LABEL: module @lists
+// EAGER: %[[USED:.*]]:2 = torch.operator "torch.aten.second"
+// EAGER-NEXT: torch.prim.ListUnpack %[[USED]]#1
+// EAGER: "bwd.call_hook"(%[[USED]]#0
+// EAGER: %[[UNUSED:.*]]:2 = torch.operator "torch.aten.first"
+// EAGER-NEXT: torch.prim.ListUnpack %[[UNUSED]]#1
+// OVERLAP-LABEL: module @lists
+// OVERLAP: %[[UNUSED:.*]]:2 = torch.operator "torch.aten.first"
+// OVERLAP-NEXT: torch.prim.ListUnpack %[[UNUSED]]#1
+// FEWEST-LABEL: module @lists
+// FEWEST: %[[UNUSED:.*]]:2 = torch.operator "torch.aten.first"
+// FEWEST-NEXT: torch.prim.ListUnpack %[[UNUSED]]#1
+module @lists {
+  func.func @backward(%g: !t) -> (!t, !t, !t) {
+    %start = "bwd.create_token"() : () -> !bwd.token
+    %a:2 = torch.operator "torch.aten.first"(%g) : (!t) -> (!t, !torch.list<vtensor>)
+    %b:2 = torch.operator "torch.aten.second"(%g) : (!t) -> (!t, !torch.list<vtensor>)
+    %h:2 = "bwd.call_hook"(%b#0, %start) {kind = "tensor_pre", hook = 0 : i64} : (!t, !bwd.token) -> (!t, !bwd.token)
+    %x:2 = torch.prim.ListUnpack %a#1 : !torch.list<vtensor> -> !t, !t
+    %y:2 = torch.prim.ListUnpack %b#1 : !torch.list<vtensor> -> !t, !t
+    %z = torch.aten.neg %y#1 : !t -> !t
+    return %h#0, %x#0, %z : !t, !t, !t
+  }
+}
