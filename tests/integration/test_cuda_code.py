@@ -2,6 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
 """Code for CUDA, compiled where there need be no GPU, and its PTX."""
 
+import warnings
 from pathlib import Path
 
 import pytest
@@ -133,6 +134,25 @@ def many_results(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
 def test_other_cards_have_ptx_of_their_own(architecture: str) -> None:
     (ptx,) = read_ptx(compile_executable(EXPONENTIAL, find_target(f"cuda:{architecture}")).vmfb)
     assert (ptx.target, len(ptx.kernels)) == (architecture, 1)
+
+
+def test_kernels_stand_beside_results_that_are_put_together() -> None:
+    """Which are written by adding a number that is in no tensor."""
+
+    class Joined(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer, self.head = nn.Linear(8, 24), nn.Linear(40, 3)
+
+        def forward(self, a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
+            joined = torch.cat([self.layer(a), b.sin()], 1)
+            return joined, self.head(joined.exp())
+
+    args = torch.randn(4, 8, requires_grad=True), torch.randn(4, 16, requires_grad=True)
+    # Where kernels of our own are in the way, a warning says that there are none.
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        retrograd.compile_backward(Joined(), args, target="cuda:sm_90", verify=False, cache=False)
 
 
 def test_what_does_not_compile_is_named_with_its_line() -> None:
