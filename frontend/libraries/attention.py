@@ -137,6 +137,27 @@ def biased_attention_backward(
     return dq, dk, dv, of_bias.sum_to_size(bias.shape).contiguous()
 
 
+def stacked(tensors: Sequence[Tensor], axis: int = 0) -> Tensor:
+    """What ``torch.stack`` gives; the memory that the tensors lie in, where that is the same: some kernels write the
+    gradients of queries, keys and values side by side."""
+    first, *others = tensors
+    step = others[0].storage_offset() - first.storage_offset() if others else 0
+    memory = first.untyped_storage().data_ptr()
+    if step > 0 and all(
+        t.untyped_storage().data_ptr() == memory
+        and t.storage_offset() == first.storage_offset() + number * step
+        and (t.shape, t.stride(), t.dtype) == (first.shape, first.stride(), first.dtype)
+        for number, t in enumerate(tensors)
+    ):
+        shape, stride = ([*numbers] for numbers in (first.shape, first.stride()))
+        shape.insert(axis, len(tensors))
+        stride.insert(axis, step)
+        whole = first.as_strided(shape, stride)
+        if whole.is_contiguous():
+            return whole
+    return torch.stack([*tensors], axis)
+
+
 def _attend_efficiently(
     query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, is_causal: bool, scale: float | None
 ) -> tuple[Tensor, Tensor]:

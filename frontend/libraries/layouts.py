@@ -10,6 +10,7 @@ heads before rows) passes the border in the order of its memory.
 from __future__ import annotations
 
 import operator
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -80,6 +81,7 @@ def attach_views(graph_module: GraphModule) -> None:
         if node in turned:
             permutations += [outside for value, outside in given.items() if value.args[1:] != (1,)]
         else:
+            _give_stacked(graph, node, list(given.values()))
             _give_reshaped(node)
     if permutations:
         sink(graph_module, permutations)
@@ -107,7 +109,8 @@ def _taken(graph: Graph, op: Node, value: Node, copies: dict[Node, Node]) -> Nod
     if constant is not None:
         copies[value] = _belongs(_filled(graph, value, constant), op)
         return copies[value]
-    if source is None and _is_contiguous(value):
+    # What another island gives in the order of its memory passes the border once, also where that is a view of it.
+    if _is_contiguous(value) and (source is None or LIBRARY in value.meta):
         return value
     if source is not None:
         argument = _taken(graph, op, source, copies)
@@ -193,6 +196,40 @@ def _give(graph: Graph, op: Node) -> dict[Node, Node]:
             user.replace_input_with(node, outside)
         permutations[node] = outside
     return permutations
+
+
+def _give_stacked(graph: Graph, op: Node, outside: Sequence[Node]) -> None:
+    """Have attention give the gradients of queries, keys and values as one tensor in the order of its memory, where that
+    is what they are put together to: those of three parts of one projection are. Compiled code would turn each around,
+    and then all of them back."""
+    joined = [_only_user(node) for node in outside]
+    if op.target is not BACKWARD or LIBRARY not in op.meta or len(joined) < 2 or len({*joined}) > 1:
+        return
+    view = _only_user(joined[0])
+    turned = _only_user(view)
+    if joined[0] is None or view is None or turned is None or turned.target is not aten.permute.default:
+        return
+    parts = [node.args[0] for node in outside]
+    shape = [len(outside), *outside[0].meta["val"].shape]
+    order: Any = turned.args[1]
+    place = order.index(0)
+    left = [axis - 1 for axis in order if axis]
+    is_stack = joined[0].target is aten.cat.default and tuple(joined[0].args) in ((outside,), ([*outside], 0))
+    if not is_stack or view.target is not aten.view.default or [*view.meta["val"].shape] != shape:
+        return
+    # Each was permuted, and is back in its order.
+    if any([node.args[1][axis] for axis in left] != sorted(left) for node in outside):  # type: ignore[index]
+        return
+    with graph.inserting_before(joined[0]):
+        stacked = graph.call_function(aten.stack.default, (parts, place))
+    stacked.meta = {"val": turned.meta["val"].contiguous(), "stack_trace": op.stack_trace}
+    turned.replace_all_uses_with(_belongs(stacked, op))
+
+
+def _only_user(node: Node | None) -> Node | None:
+    """What alone reads a node."""
+    users = [] if node is None else list(node.users)
+    return users[0] if len(users) == 1 else None
 
 
 def _give_reshaped(op: Node) -> None:

@@ -19,6 +19,7 @@ from retrograd.frontend.libraries.attention import (
     attention_backward,
     biased_attention,
     biased_attention_backward,
+    stacked,
 )
 
 aten, prims = torch.ops.aten, torch.ops.prims
@@ -34,6 +35,7 @@ RUN_AS: Mapping[Any, Callable[..., Any]] = {
     aten._scaled_dot_product_flash_attention_for_cpu_backward.default: attention_backward,
     BIASED_ATTENTION: biased_attention,
     BIASED_ATTENTION_BACKWARD: biased_attention_backward,
+    aten.stack.default: stacked,
     # As an op of Python's, each takes 50 us more.
     LSTM_LAYER: lstm_layer,
     LSTM_LAYER_BACKWARD: lstm_layer_backward,

@@ -279,6 +279,34 @@ def test_parts_of_a_projection_are_taken_inside_of_the_island(way: str) -> None:
         assert len(reached) == (4 if backward else 1)
 
 
+@pytest.mark.parametrize("way", ["unpacked", "unbind", "chunk"])
+def test_what_attention_gives_passes_once_in_the_order_of_its_memory(way: str) -> None:
+    """The output to the backward and to what follows; the gradients of a projection's parts put together, where they are
+    stacked: turned around by compiled code they would be copied, and then copied back."""
+    graph = capture(Libraries(cpu=0, products=False), Projected(way), 2, 5, 8).graph
+    for op in (node for node in graph.nodes if node.target in LIBRARY_OPS and LIBRARY in node.meta):
+        island = {op, *(n for n in graph.nodes if n.meta.get(WITH) == op.name), *op.users}
+        given = [n for n in island if any(user not in island for user in n.users)]
+        backward = op.target is aten._scaled_dot_product_flash_attention_for_cpu_backward.default
+        outputs = [n for n in given if n.meta["val"].dim() > 3]
+        assert all(n.meta["val"].is_contiguous() for n in outputs)
+        assert len(outputs) == (3 if backward and way == "chunk" else 1)
+        assert [n.target for n in outputs if backward and way != "chunk"] == [aten.stack.default] * (
+            backward and way != "chunk"
+        )
+
+
+def test_gradients_side_by_side_in_memory_are_stacked_as_they_are() -> None:
+    memory = torch.randn(2, 5, 3, 2, 4)
+    parts = [memory.select(2, number) for number in range(3)]
+    whole = attention.stacked(parts, 2)
+    assert whole.data_ptr() == memory.data_ptr()
+    assert torch.equal(whole, memory)
+    for others in (parts[::-1], parts[:2], [parts[0], parts[2], parts[1]], [p.clone() for p in parts], parts[:1]):
+        found = attention.stacked(others, 2)
+        assert torch.equal(found, torch.stack(others, 2)) and found.is_contiguous()
+
+
 def test_written_out_no_op_is_a_librarys() -> None:
     captured = capture(Libraries(cpu=0))
     written = write_out(captured, Libraries(cpu=0))
