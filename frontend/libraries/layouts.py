@@ -199,9 +199,9 @@ def _give(graph: Graph, op: Node) -> dict[Node, Node]:
 
 
 def _give_stacked(graph: Graph, op: Node, outside: Sequence[Node]) -> None:
-    """Have attention give the gradients of queries, keys and values as one tensor in the order of its memory, where that
-    is what they are put together to: those of three parts of one projection are. Compiled code would turn each around,
-    and then all of them back."""
+    """Have attention give the gradients of queries, keys and values as one tensor in the order of its memory, where
+    that is what they are put together to: those of three parts of one projection are. Compiled code would turn each
+    around, and then all of them back."""
     joined = [_only_user(node) for node in outside]
     if op.target is not BACKWARD or LIBRARY not in op.meta or len(joined) < 2 or len({*joined}) > 1:
         return
