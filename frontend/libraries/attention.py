@@ -149,7 +149,7 @@ def stacked(tensors: Sequence[Tensor], axis: int = 0) -> Tensor:
         and (t.shape, t.stride(), t.dtype) == (first.shape, first.stride(), first.dtype)
         for number, t in enumerate(tensors)
     ):
-        shape, stride = ([*numbers] for numbers in (first.shape, first.stride()))
+        shape, stride = ([*map(int, numbers)] for numbers in (first.shape, first.stride()))
         shape.insert(axis, len(tensors))
         stride.insert(axis, step)
         whole = first.as_strided(shape, stride)
