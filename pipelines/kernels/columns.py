@@ -48,6 +48,8 @@ FEWEST_COLUMNS, FEWEST_ROWS = 16, 256
 # Offsets are of 32 bits.
 _MOST = 1 << 31
 _MOST_BUFFERS, _MOST_SUMS = 12, 4
+# What is computed of more than so many times its size is read, where others read it too.
+_FARTHEST = 2
 _ELEMENTS = (*TYPES, "i1")
 _RESHAPES = ("tensor.expand_shape", "tensor.collapse_shape")
 _MOVABLE = (GENERIC, *_RESHAPES, "tensor.empty", "linalg.fill", "arith.constant")
@@ -273,8 +275,18 @@ def _write_inlined(value: ir.Value, body: _Body) -> str | None:
     if not _name_inputs(op, inner) or (name := write_value(end.operands[0], inner.statements)) is None:
         return None
     inner.statements.names[value] = name
+    if _is_far(value, inner, body):
+        return None
     body.take(inner)
     return name
+
+
+def _is_far(value: ir.Value, inner: _Body, body: _Body) -> bool:
+    """Whether a tensor that others than sums read is to be read too, since what it is computed of is much more: along
+    the residual stream of a transformer the gradient is a sum over all layers behind."""
+    users = [use.owner for use in value.uses]
+    added = sum(max(_bits(read), 8) for read in {*inner.whole} - {*body.whole})
+    return len(users) > 1 and added > _FARTHEST * _bits(value) and not all(map(_leads_to_sums, users))
 
 
 def _is_kept(op: ir.Operation) -> bool:

@@ -780,3 +780,61 @@ func.func @numbers(%x: tensor<1024x1001xf32>, %y: tensor<4096x96xf32>, %s: f32)
   } -> tensor<96xf32>
   return %map, %along, %down : tensor<1024x1001xf32>, tensor<1024xf32>, tensor<96xf32>
 }
+
+// -----
+
+// A sum down columns reads what others read too, where what that is computed of is more than twice as much; what is read
+// for one more alone is computed on the way.
+
+#id = affine_map<(d0, d1) -> (d0, d1)>
+#column = affine_map<(d0, d1) -> (d1)>
+// CHECK-LABEL: func.func @far(
+// CHECK-SAME: %[[A:[a-z0-9]*]]: tensor<4096x96xf32>, %[[B:[a-z0-9]*]]: tensor<4096x96xf32>, %[[C:[a-z0-9]*]]: tensor<4096x96xf32>
+// CHECK: %[[FIRST:.*]] = linalg.generic {{.*}} ins(%[[A]], %[[B]]
+// CHECK: %[[FAR:.*]] = linalg.generic {{.*}} ins(%[[FIRST]], %[[C]]
+// CHECK: "flow.dispatch"({{.*}}, %[[FAR]], {{.*}}@columns_1_
+// CHECK: "flow.dispatch"({{.*}}, %[[A]], %[[B]], {{.*}}@columns_1_
+func.func @far(%a: tensor<4096x96xf32>, %b: tensor<4096x96xf32>, %c: tensor<4096x96xf32>)
+    -> (tensor<96xf32>, tensor<4096x96xf32>, tensor<96xf32>) {
+  %zero = arith.constant 0.0 : f32
+  %e = tensor.empty() : tensor<4096x96xf32>
+  %f = tensor.empty() : tensor<96xf32>
+  %start = linalg.fill ins(%zero : f32) outs(%f : tensor<96xf32>) -> tensor<96xf32>
+  %first = linalg.generic {indexing_maps = [#id, #id, #id], iterator_types = ["parallel", "parallel"]}
+      ins(%a, %b : tensor<4096x96xf32>, tensor<4096x96xf32>) outs(%e : tensor<4096x96xf32>) {
+  ^bb0(%x: f32, %y: f32, %o: f32):
+    %1 = arith.addf %x, %y : f32
+    linalg.yield %1 : f32
+  } -> tensor<4096x96xf32>
+  %far = linalg.generic {indexing_maps = [#id, #id, #id], iterator_types = ["parallel", "parallel"]}
+      ins(%first, %c : tensor<4096x96xf32>, tensor<4096x96xf32>) outs(%e : tensor<4096x96xf32>) {
+  ^bb0(%x: f32, %y: f32, %o: f32):
+    %1 = arith.addf %x, %y : f32
+    linalg.yield %1 : f32
+  } -> tensor<4096x96xf32>
+  %sum = linalg.generic {indexing_maps = [#id, #column], iterator_types = ["reduction", "parallel"]}
+      ins(%far : tensor<4096x96xf32>) outs(%start : tensor<96xf32>) {
+  ^bb0(%x: f32, %o: f32):
+    %1 = arith.addf %o, %x : f32
+    linalg.yield %1 : f32
+  } -> tensor<96xf32>
+  %other = linalg.generic {indexing_maps = [#id, #id], iterator_types = ["parallel", "parallel"]}
+      ins(%far : tensor<4096x96xf32>) outs(%e : tensor<4096x96xf32>) {
+  ^bb0(%x: f32, %o: f32):
+    %1 = math.exp %x : f32
+    linalg.yield %1 : f32
+  } -> tensor<4096x96xf32>
+  %near = linalg.generic {indexing_maps = [#id, #id, #id], iterator_types = ["parallel", "parallel"]}
+      ins(%a, %b : tensor<4096x96xf32>, tensor<4096x96xf32>) outs(%e : tensor<4096x96xf32>) {
+  ^bb0(%x: f32, %y: f32, %o: f32):
+    %1 = arith.mulf %x, %y : f32
+    linalg.yield %1 : f32
+  } -> tensor<4096x96xf32>
+  %rest = linalg.generic {indexing_maps = [#id, #column], iterator_types = ["reduction", "parallel"]}
+      ins(%near : tensor<4096x96xf32>) outs(%start : tensor<96xf32>) {
+  ^bb0(%x: f32, %o: f32):
+    %1 = arith.addf %o, %x : f32
+    linalg.yield %1 : f32
+  } -> tensor<96xf32>
+  return %sum, %other, %rest : tensor<96xf32>, tensor<4096x96xf32>, tensor<96xf32>
+}
