@@ -141,7 +141,7 @@ def stacked(tensors: Sequence[Tensor], axis: int = 0) -> Tensor:
     """What ``torch.stack`` gives; the memory that the tensors lie in, where that is the same: some kernels write the
     gradients of queries, keys and values side by side."""
     first, *others = tensors
-    step = others[0].storage_offset() - first.storage_offset() if others else 0
+    step = int(others[0].storage_offset() - first.storage_offset()) if others else 0
     memory = first.untyped_storage().data_ptr()
     if step > 0 and all(
         t.untyped_storage().data_ptr() == memory
