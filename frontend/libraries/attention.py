@@ -138,8 +138,8 @@ def biased_attention_backward(
 
 
 def stacked(tensors: Sequence[Tensor], axis: int = 0) -> Tensor:
-    """What ``torch.stack`` gives; the memory that the tensors lie in, where that is the same: some kernels write the
-    gradients of queries, keys and values side by side."""
+    """Tensors as one, as ``torch.stack`` gives it; the memory that they lie in, where that is the same: some kernels
+    write the gradients of queries, keys and values side by side."""
     first, *others = tensors
     step = int(others[0].storage_offset() - first.storage_offset()) if others else 0
     memory = first.untyped_storage().data_ptr()

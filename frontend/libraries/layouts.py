@@ -227,7 +227,7 @@ def _give_stacked(graph: Graph, op: Node, outside: Sequence[Node]) -> None:
 
 
 def _only_user(node: Node | None) -> Node | None:
-    """What alone reads a node."""
+    """The node that alone reads another one."""
     users = [] if node is None else list(node.users)
     return users[0] if len(users) == 1 else None
 
