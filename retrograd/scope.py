@@ -40,8 +40,9 @@ class _Client:
         return bool(_ACTIVE.get())
 
     def times_backwards(self) -> bool:
-        is_alone = not (torch.distributed.is_available() and torch.distributed.is_initialized())
-        return is_alone and _active_options().leaves_slow and not torch.are_deterministic_algorithms_enabled()
+        if not _active_options().leaves_slow or torch.are_deterministic_algorithms_enabled():
+            return False
+        return not (torch.distributed.is_available() and torch.distributed.is_initialized())
 
     def receive(self, capture: RuntimeCapture) -> CapturedFunction:
         return CapturedBackward(capture, self.history, _active_options, build_backward, _with_libraries).run

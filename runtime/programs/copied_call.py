@@ -5,7 +5,7 @@
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any, TypeGuard
 
 import torch
@@ -72,19 +72,38 @@ class CopiedCall(PlainCall):
         """Call it: see `PlainCall`."""
         if self._device.is_inherited or not self._guard.check(*arguments):
             return not self.is_careless and super().__call__(arguments, results)
+        try:
+            self._call(map(_address_of, arguments), results)
+        except BINDING_ERRORS as error:
+            failure = self._explain(error)
+            if isinstance(failure, CopyDenied):
+                return False
+            raise failure from error
+        return True
+
+    def takes(self, arguments: Sequence[Any]) -> bool:
+        """Whether these are of the form of those of the first call."""
+        return len(arguments) == len(self._to) and self._guard.check(*arguments)
+
+    def call_at(self, addresses: Sequence[int], results: Sequence[torch.Tensor]) -> bool:
+        """Call it on arguments that it takes, of which it is told no more than where they begin. Says whether it
+        could; if not, nothing has run, and what to do is for who calls it as any function."""
+        # What has no memory, any more, begins at 0.
+        if self._device.is_inherited or not all(addresses):
+            return False
+        try:
+            self._call(addresses, results)
+        except BINDING_ERRORS:
+            return False
+        return True
+
+    def _call(self, addresses: Iterable[int], results: Sequence[torch.Tensor]) -> None:
         with self._lock:
-            for (place, size), tensor in zip(self._to, arguments):  # noqa: B905 (as many, by the guard)
-                _move(place, _address_of(tensor), size)
-            try:
-                self._invoke(self._handle, self._packed, self._returned)
-            except BINDING_ERRORS as error:
-                failure = self._explain(error)
-                if isinstance(failure, CopyDenied):
-                    return False
-                raise failure from error
+            for (place, size), address in zip(self._to, addresses):  # noqa: B905 (as many, by the guard)
+                _move(place, address, size)
+            self._invoke(self._handle, self._packed, self._returned)
             for (place, size), tensor in zip(self._from, results):  # noqa: B905 (as the function declares them)
                 _move(_address_of(tensor), place, size)
-        return True
 
 
 def is_worth_copying(arguments: Sequence[Any], results: Sequence[torch.Tensor]) -> TypeGuard[Sequence[torch.Tensor]]:

@@ -62,6 +62,18 @@ class BoundFunction:
             # Nobody is to read what is written over.
             owned.clear()
 
+    def short_call(self) -> ShortCall | None:
+        """How it is called on copies of small tensors; None where it is not called so, or not yet."""
+        short = self._program.short_calls.get(self._name)
+        if self._allocators is None or not isinstance(short, CopiedCall):
+            return None
+        return ShortCall(self._program, self._name, short, self._fresh)
+
+    @property
+    def may_be_short(self) -> bool:
+        """Whether it is not known yet whether it is called so."""
+        return self._name not in self._program.short_calls and not self._function.is_dynamic
+
     def _call_on_copies(self, arguments: Sequence[Argument]) -> list[torch.Tensor] | None:
         """The results of a function that writes over arguments, called on copies of small ones, wherever that is how it
         is called; else None, and nothing has run."""
@@ -95,6 +107,29 @@ class BoundFunction:
                 allocators[placed.result] = partial(_same, results[placed.result].to("meta"))
             self._allocators = allocators
         return results
+
+
+class ShortCall:
+    """A function that is called on copies of small tensors."""
+
+    __slots__ = ("_allocators", "_name", "_program", "_short")
+
+    def __init__(
+        self, program: Program, name: str, short: CopiedCall, allocators: Sequence[Callable[[], torch.Tensor]]
+    ) -> None:
+        self._program, self._name, self._short, self._allocators = program, name, short, allocators
+
+    def takes(self, arguments: Sequence[torch.Tensor]) -> bool:
+        """Whether arguments are of the form that it is called with so."""
+        return self._short.takes(arguments)
+
+    def __call__(self, addresses: Sequence[int]) -> list[torch.Tensor] | None:
+        """The results for arguments of that form that begin at these addresses; None where it is to be called as any
+        function is, and nothing has run."""
+        if self._program.short_calls.get(self._name) is not self._short:
+            return None
+        results = [allocate() for allocate in self._allocators]
+        return results if self._short.call_at(addresses, results) else None
 
 
 def _same(tensor: torch.Tensor) -> torch.Tensor:

@@ -41,6 +41,7 @@ from retrograd.runtime.programs.executor import Argument, Program
 from retrograd.runtime.programs.openmp import threads_sleep
 from retrograd.runtime.steps import collectives
 from retrograd.runtime.steps.bound_function import BoundFunction
+from retrograd.runtime.steps.short_plan import ShortPlan, find_short_plan, is_one_function
 
 
 class PythonSide(Protocol):
@@ -104,7 +105,10 @@ class StageExecutor:
         self._there: set[str] = set()
         self._give(plan.arguments)
         self._arguments = len(self._places)
-        self._owners = iter(_find_owners(plan))
+        owners = _find_owners(plan)
+        self._owners = iter(owners)
+        self._owned = [None if owner is _Owner.RUN_TELLS else owner is _Owner.ACCUMULATION for owner in owners]
+        self._bound: list[BoundFunction] = []
         self._actions = [self._action(step, freed) for step, freed in join_frees(plan.steps)]
         self._results = _gather(self._take(plan.results))
         self._rest: list[None] = [None] * (len(self._places) - self._arguments)
@@ -135,6 +139,15 @@ class StageExecutor:
             raise
         self._seconds = time.perf_counter() - start
         return list(self._results(values))
+
+    def find_short_plan(self) -> ShortPlan | None:
+        """The short way to run it, of which it is to be asked again while it ``may_be_short``."""
+        return find_short_plan(self._plan, self._bound[0], self._owned) if is_one_function(self._plan) else None
+
+    @property
+    def may_be_short(self) -> bool:
+        """Whether there may come to be a short way to run it."""
+        return is_one_function(self._plan) and self._bound[0].may_be_short
 
     def _are_in_the_way(self) -> bool:
         """Whether torch's threads hold cores that the workers need as they wait, for long enough to matter."""
@@ -229,6 +242,7 @@ class StageExecutor:
         if step.function not in self._functions:
             raise ExecutionError(f"the plan calls @{step.function}, which the program does not have")
         call = BoundFunction(self._program, self._functions[step.function])
+        self._bound.append(call)
         taking = self._take(step.arguments)
         take, given = _gather(taking), self._give(step.results)
         unused = self._free(freed)

@@ -36,6 +36,7 @@ class Interpreted:
     notes: tuple[str, ...] = ()
     # Not under every policy.
     is_in_order = False
+    may_be_short = False
 
     def __init__(self, traced: TracedBackward) -> None:
         self._graph = traced.graph_module
@@ -43,6 +44,9 @@ class Interpreted:
     def find_disagreement(self, problem: str | None) -> str | None:
         """No other process takes part."""
         return problem
+
+    def find_short_plan(self) -> None:
+        """There is none."""
 
     def run(self, arguments: Sequence[torch.Tensor | int], python: Any) -> list[torch.Tensor]:
         return run_graph(self._graph, arguments, python)

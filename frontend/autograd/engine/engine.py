@@ -134,7 +134,7 @@ class Engine:
         is_held = not (keeps or is_known) and (is_new or takes_turn)
         repeats = keeps and self._recorded.has(call.roots)
         running = _Running(call, is_held, keeps or is_held, takes_turn, repeats)
-        start = read_clock()
+        start = read_clock() if is_timed else 0.0
         try:
             outcome, given = self._attempt(running, args, kwargs)
         except LateHook:

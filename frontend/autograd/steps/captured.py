@@ -24,7 +24,7 @@ from retrograd.frontend.autograd.engine.python_calls import (
 )
 from retrograd.frontend.autograd.engine.trials import Trial, can_be_timed
 from retrograd.frontend.autograd.hooks.hook_identity import HookIdentity
-from retrograd.frontend.autograd.hooks.hook_inlining import NO_SITES, find_sites, read_sites
+from retrograd.frontend.autograd.hooks.hook_inlining import NO_SITES, SiteKey, find_sites, read_sites
 from retrograd.frontend.autograd.sizes.open_variants import trace_variant
 from retrograd.frontend.autograd.sizes.skeleton import Number, read_skeleton
 from retrograd.frontend.autograd.sizes.structure import Shape, find_fixed, take_sample, translate_sample
@@ -64,6 +64,8 @@ MOST_SET_UPS = 2
 Builder = Callable[[TracedBackward, Any], tuple[Compiled, bool]]
 # Takes such options as well.
 Tracing = Callable[[Any], AbstractContextManager[Any]]
+# By which a guard tells steps apart: options, hooks that are inlined, inputs, sizes, numbers.
+_Step = tuple[StepOptions, SiteKey, Sequence[torch.Tensor], Sequence[int], Sequence[Any]]
 
 
 def _as_it_is(_options: Any) -> AbstractContextManager[Any]:
@@ -133,20 +135,20 @@ class CapturedBackward:
         """
         if run.repeats:
             return list(self._module.forward(inputs, sizes, scalars, hooks, packed))
-        frame = Frame(inputs, hooks, packed, scalars, lambda number: self._skeleton.slots[number].read(sizes))
+        options, last = self._options(), self._last
         # C++ functions are given theirs as they are; nothing else takes any.
-        scalars = scalars if self._computes_with_scalars else ()
-        options = self._options()
+        numbers = scalars if self._computes_with_scalars else ()
+        if last is not None and last.direct is not None:
+            is_like_it = self._is_like(last, (options, NO_SITES, inputs, sizes, numbers), run, lying=True)
+            if is_like_it and (given := last.direct.run(inputs)) is not None:
+                return given
+        frame = Frame(inputs, hooks, packed, scalars, lambda number: self._skeleton.slots[number].read(sizes))
+        scalars = numbers
         identity = HookIdentity() if self._sites else None
         inlined = NO_SITES if identity is None else read_sites(self._sites, frame, identity)
-        last = self._last
-        guard = None if last is None or last.variant.is_gone else last.guard
-        if last is not None and guard is not None and guard.holds(options, inlined, inputs, sizes, scalars):
-            if run.takes_turn and last.trial is not None and last.trial.is_waiting:
-                raise TakesTurn(last.trial)
-            if run.is_held:
-                raise RunsCompiled
-            run.trial = last.trial
+        if last is not None and self._is_like(last, (options, inlined, inputs, sizes, scalars), run):
+            if identity is None:
+                last.look_for_direct(inputs)
             return self._use(last, frame, sizes)
         like = tuple([(t.shape, t.dtype, t.device, t.requires_grad) for t in frame.inputs])
         key = StepKey(options, tuple(sizes), tuple(scalars), like, inlined, self._find_shared(inputs))
@@ -187,6 +189,23 @@ class CapturedBackward:
             given, self._rehearsed = self._rehearsed, None
             run.was_recorded = given is None
             return results if given is None else given
+
+    def _is_like(self, use: Use, step: _Step, run: BackwardRun, lying: bool = False) -> bool:
+        """Whether a step is as the one before, as its guard tells, and is to run so; with ``lying``, also whether its
+        tensors lie as they did.
+
+        Raises:
+            TakesTurn: it is to run in PyTorch's engine, to be timed.
+            RunsCompiled: PyTorch's graph need not keep what it saved.
+        """
+        if use.guard is None or use.variant.is_gone or not use.guard.holds(*step, lying=lying):
+            return False
+        if run.takes_turn and use.trial is not None and use.trial.is_waiting:
+            raise TakesTurn(use.trial)
+        if run.is_held:
+            raise RunsCompiled
+        run.trial = use.trial
+        return True
 
     def _record(self, recorder: Recorder, frame: Frame, sizes: Sequence[int], key: StepKey) -> list[Any]:
         """The results of a step that is recorded; refuses the key where hooks were put on or taken off meanwhile."""

@@ -23,6 +23,7 @@ from retrograd.frontend.autograd.engine.python_calls import (
     check_number,
 )
 from retrograd.frontend.autograd.hooks.packed_values import take_packed
+from retrograd.frontend.autograd.steps.direct_step import ShortPlan
 from retrograd.frontend.autograd.tracing.trace import TracedBackward
 
 
@@ -39,6 +40,13 @@ class Compiled(Protocol):
 
     def find_disagreement(self, problem: str | None) -> str | None:
         """Why it is not to be used: what this process found, or why another one does not use it, where it has to."""
+
+    def find_short_plan(self) -> ShortPlan | None:
+        """The short way to run it, of which it is to be asked again while it ``may_be_short``."""
+
+    @property
+    def may_be_short(self) -> bool:
+        """Whether there may come to be a short way to run it."""
 
     def run(self, arguments: Sequence[torch.Tensor | int], python: Any) -> list[torch.Tensor]:
         """Run it on the tensors and sizes that its graph takes, with a ``PythonSide`` to call."""

@@ -16,6 +16,7 @@ from retrograd.frontend.autograd.engine.python_calls import Frame
 from retrograd.frontend.autograd.engine.trials import Trial
 from retrograd.frontend.autograd.sizes.open_sizes import SizeGuard, ones_of
 from retrograd.frontend.autograd.sizes.structure import Structure
+from retrograd.frontend.autograd.steps.direct_step import DirectStep, find_direct_step
 from retrograd.frontend.autograd.steps.guards import StepGuard
 from retrograd.frontend.autograd.steps.python_side import Compiled, run_compiled
 from retrograd.frontend.autograd.steps.recompile_reasons import Situation
@@ -25,6 +26,9 @@ from retrograd.frontend.autograd.steps.resumption import Kept
 from retrograd.frontend.autograd.steps.shared_memory import MergedGuard
 from retrograd.frontend.autograd.steps.step_key import StepKey
 from retrograd.frontend.autograd.tracing.trace import TracedBackward
+
+# Of so many steps that lie otherwise than what was compiled takes, no other is looked at.
+MOST_LOOKS = 8
 
 
 @dataclass(frozen=True)
@@ -92,6 +96,9 @@ class Use:
         self.variant, self.sizes = variant, sizes
         self.guard: StepGuard | None = None
         self.trial: Trial | None = None
+        # What runs steps that lie as this was compiled for, and how many more steps are looked at for that.
+        self.direct: DirectStep | None = None
+        self._looks = MOST_LOOKS
         self.ones = ones_of(sizes)
         # Where the variant's capture, if it is another one, has what this one has in these places.
         self._moves = (
@@ -107,6 +114,20 @@ class Use:
         """Make a guard of how the tensors lie that are taken as others; None where none are."""
         traced = self.variant.traced
         return MergedGuard(traced.merged, traced.layouts, inputs) if traced.merged else None
+
+    def look_for_direct(self, inputs: Sequence[torch.Tensor]) -> None:
+        """Have steps that lie as this one does run directly, if they can: once it is known how functions are called."""
+        compiled = self.variant.compiled
+        if self.direct is not None or not self._looks or compiled is None or self.guard is None:
+            return
+        plan = None if self._moves else compiled.find_short_plan()
+        if plan is None:
+            self._looks = self._looks if not self._moves and compiled.may_be_short else 0
+            return
+        self._looks -= 1
+        self.direct = find_direct_step(self.variant.traced, plan, inputs)
+        if self.direct is not None:
+            self.guard.look_at_strides(inputs, self.direct.lying)
 
     def run(self, frame: Frame) -> list[Any]:
         """The results of a step; its frame is not usable afterwards."""
