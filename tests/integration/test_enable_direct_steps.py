@@ -67,20 +67,22 @@ def step(parameters: list[torch.Tensor], x: torch.Tensor, enabled: bool) -> list
     w, v = parameters
     with retrograd.enable() if enabled else nullcontext():
         ((w * x).sin() @ v).sum().backward()
-    return [p.grad.clone() for p in parameters if p.grad is not None]
+    return [p.grad.clone(memory_format=torch.preserve_format) for p in parameters if p.grad is not None]
 
 
-def compare(kinds: list[Callable[[], torch.Tensor]], zeroed: bool = True) -> None:
-    """Take steps beside eager."""
+def compare(kinds: list[Callable[[], torch.Tensor]], zeroed: bool = True, turned_at: int = -1) -> None:
+    """Take steps beside eager; from one on the parameters lie otherwise."""
     mine: list[torch.Tensor] = [torch.randn(3, 4, requires_grad=True), torch.randn(4, 2, requires_grad=True)]
     theirs = [p.detach().clone().requires_grad_() for p in mine]
-    for kind in kinds:
+    for number, kind in enumerate(kinds):
         x = kind()
+        for parameter in [*mine, *theirs] if number == turned_at else ():
+            parameter.data = parameter.data.t().contiguous().t()
         for parameter in [*mine, *theirs] if zeroed else ():
             parameter.grad = None
         found, expected = step(mine, x, True), step(theirs, x, False)
         assert len(found) == 2
-        torch.testing.assert_close(found, expected)
+        torch.testing.assert_close(found, expected, check_stride=True)
         with torch.no_grad():
             for parameter, other in zip(mine, theirs, strict=True):
                 other.copy_(parameter.sub_(0.1))
@@ -93,6 +95,11 @@ def test_what_lies_otherwise_runs_otherwise(usual: Callable[[], torch.Tensor], d
     assert direct.count(True) > len(others)
     # Only of parts is it asked how much memory they are of.
     assert direct.count(False) == (2 if usual is first_half else 0)
+
+
+def test_parameters_that_lie_otherwise_get_gradients_that_do(direct: list[bool]) -> None:
+    compare([own] * (WARM_UP + 4), turned_at=WARM_UP + 2)
+    assert direct.count(True) >= 2
 
 
 def test_gradients_are_added_to_those_that_are_there(direct: list[bool]) -> None:

@@ -13,6 +13,7 @@ import torch
 
 from retrograd.frontend.autograd.engine.python_calls import accumulate_into
 from retrograd.frontend.autograd.steps.layouts import Part
+from retrograd.frontend.autograd.steps.shared_memory import gather
 from retrograd.frontend.autograd.tracing.trace import TracedBackward
 
 _address_of = torch.Tensor.data_ptr
@@ -23,7 +24,7 @@ class ShortPlan(Protocol):
 
     @property
     def call(self) -> Callable[[Sequence[int]], list[torch.Tensor] | None]:
-        """What calls the function on arguments that begin at these addresses; gives None where nothing has run."""
+        """Calls the function on arguments that begin at these addresses; gives None where nothing has run."""
 
     @property
     def taken(self) -> tuple[int, ...]:
@@ -45,22 +46,23 @@ class DirectStep:
     """Runs a short plan on inputs that lie as those that it was made with: of the same sizes and strides, which is for
     a guard to say, and at the same distance from the memory that the graph takes."""
 
-    __slots__ = ("_accumulations", "_call", "_distances", "_numbers", "_parts", "_results", "lying")
+    __slots__ = ("_accumulations", "_call", "_distances", "_fits", "_parts", "_results", "_take", "lying")
 
     def __init__(self, traced: TracedBackward, plan: ShortPlan, inputs: Sequence[torch.Tensor]) -> None:
-        self._call = plan.call
-        self._numbers = tuple([traced.inputs[place] for place in plan.taken])
-        bases = [traced.lay_out(number, inputs[number]) for number in self._numbers]
-        both = [(base, inputs[number]) for base, number in zip(bases, self._numbers, strict=True)]
-        self._distances = [base.data_ptr() - tensor.data_ptr() for base, tensor in both]
+        numbers = [traced.inputs[place] for place in plan.taken]
+        self._call, self._take = plan.call, gather(numbers)
+        distances = [traced.lay_out(n, inputs[n]).data_ptr() - inputs[n].data_ptr() for n in numbers]
+        self._distances = distances if any(distances) else None
         # Of whose memory more is taken than they are.
-        parts = [number for number in self._numbers if isinstance(traced.layouts.get(number), Part)]
+        parts = [number for number in numbers if isinstance(traced.layouts.get(number), Part)]
         self._parts = [(n, inputs[n].storage_offset(), inputs[n].untyped_storage().nbytes()) for n in parts]
         pairs = [(traced.params[param], result, owned) for param, result, owned in plan.accumulations]
         self._accumulations = tuple(pairs)
+        # Whether results are gradients as they come, where there are none yet.
+        self._fits: list[bool] | None = None
         self._results = tuple([None if number is None else plan.results[number] for number in traced.results])
         # Whose strides have to be as they were.
-        self.lying = frozenset({*self._numbers, *[number for number, _, _ in pairs]})
+        self.lying = frozenset({*numbers, *[number for number, _, _ in pairs]})
 
     def run(self, inputs: list[torch.Tensor]) -> list[Any] | None:
         """The results of a step, for whose inputs the guard holds; the list is empty after it. None where it is to run
@@ -69,15 +71,19 @@ class DirectStep:
             tensor = inputs[number]
             if tensor.storage_offset() != offset or tensor.untyped_storage().nbytes() != size:
                 return None
-        given = self._call([*map(add, [_address_of(inputs[number]) for number in self._numbers], self._distances)])
+        addresses = map(_address_of, self._take(inputs))
+        given = self._call([*addresses] if self._distances is None else [*map(add, addresses, self._distances)])
         if given is None:
             return None
-        into = [(inputs[number], given[result], owned) for number, result, owned in self._accumulations]
+        into = [(inputs[number], given[result]) for number, result, _ in self._accumulations]
+        if self._fits is None:
+            # As AccumulateGrad takes over a gradient that nobody else has.
+            kinds = zip(into, self._accumulations, strict=True)
+            self._fits = [owned and g.stride() == parameter.stride() for (parameter, g), (_, _, owned) in kinds]
         # PyTorch has the list too.
         inputs.clear()
-        for parameter, gradient, owned in into:
-            if owned and parameter.grad is None and gradient.stride() == parameter.stride():
-                # As AccumulateGrad takes over a gradient that nobody else has.
+        for (parameter, gradient), fits in zip(into, self._fits):  # noqa: B905 (as many, each time)
+            if fits and parameter.grad is None:
                 parameter.grad = gradient
             else:
                 accumulate_into(parameter, None, gradient)

@@ -77,7 +77,7 @@ class MergedGuard:
     ) -> None:
         # Those whose strides have to be as they were.
         self.numbers = frozenset({*merged, *merged.values()})
-        self._others, self._firsts = _gather([*merged]), _gather([*merged.values()])
+        self._others, self._firsts = gather([*merged]), gather([*merged.values()])
         # How far from the tensor that is taken each other one begins.
         self._distances = self._measure(inputs)
         self._wholes = [
@@ -100,6 +100,6 @@ class MergedGuard:
         return True
 
 
-def _gather(numbers: Sequence[int]) -> Callable[[Sequence[Any]], Sequence[Any]]:
+def gather(numbers: Sequence[int]) -> Callable[[Sequence[Any]], Sequence[Any]]:
     """Makes a function that takes elements; of one number, the tuple that `itemgetter` does not give."""
     return itemgetter(*numbers) if len(numbers) > 1 else itemgetter(slice(numbers[0], numbers[0] + 1))
