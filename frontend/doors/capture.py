@@ -159,7 +159,8 @@ def _capture(
     except OtherChoiceError as found:
         stack.close()
         return _capture(*given, says_compiling=says_compiling, counts=counts, choice=found.choice, requiring=requiring)
-    kept = flat.made.take_out_kept(flat.parts())
+    flat.note_backward()
+    kept = _take_out_kept(flat)
     if kept is not None:
         raise kept
     graph_module = joint.graph_module
@@ -211,13 +212,21 @@ def _trace(stack: contextlib.ExitStack, flat: FlatModule, tensors: tuple[torch.T
                 stack, flat, tensors, decompositions=refusing_written_windows(tracing_table())
             )
     except Exception as error:
-        kept = flat.made.take_out_kept(flat.parts())
+        kept = _take_out_kept(flat)
         if isinstance(error, CaptureError):
             raise
         # The next of several traces fails somewhere where it meets what the one before has left in a cache.
         raise (kept if kept is not None and not is_about_contents(error) else capture_error(error)) from error
     finally:
+        flat.backward.stop()
         flat.tracing = False
+
+
+def _take_out_kept(flat: FlatModule) -> CaptureError | None:
+    """Take what the user's program holds of a trace out of what holds it, and give the refusal."""
+    if flat.hooks_graph:
+        flat.made.note_of_backward()
+    return flat.made.take_out_kept(flat.parts())
 
 
 def _replaced(leaves: Sequence[Any], tensors: Sequence[torch.Tensor]) -> list[Any]:

@@ -7,6 +7,7 @@ from __future__ import annotations
 import contextlib
 import sys
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from functools import partial
 from types import CodeType
 from typing import Any
@@ -30,7 +31,7 @@ from retrograd.frontend.python.argument_answers import Answer, Answers, ToldOfAr
 from retrograd.frontend.python.drawn_arrays import without_arrays
 from retrograd.frontend.python.holders import MadeTensors
 from retrograd.frontend.python.kept_attributes import contained, is_read_again
-from retrograd.frontend.python.python_calls_seen import PythonSeen, run_watched
+from retrograd.frontend.python.python_calls_seen import BackwardWatch, PythonSeen, run_watched
 from retrograd.frontend.python.python_functions import is_programs, may_write
 from retrograd.frontend.python.python_places import Place, PythonValues
 from retrograd.frontend.python.python_tables import ABSENT, told_of
@@ -64,8 +65,11 @@ class FlatModule(torch.nn.Module):
         self.says_compiling = says_compiling
         # Whether the model asked, while it was traced, if it compiles.
         self.asks_compiling = False
-        # Whether it put hooks on autograd's graph.
+        # Whether it put hooks on autograd's graph, and what they run.
         self.hooks_graph = False
+        self.backward = BackwardWatch()
+        # What the model ran when it was traced first, and the attributes that it sets.
+        self._ran: tuple[PythonSeen, set[tuple[int, str]]] | None = None
         owner = getattr(model, "__self__", None)
         # A bound method (`model.loss`) differentiates the module it is bound to.
         self.model = (
@@ -192,6 +196,8 @@ class FlatModule(torch.nn.Module):
                 # What the model writes to each time: a run of it that looks into this would be in the graph.
                 changed_places = self.python.changed_places()
                 self.changes |= {place.path for place in changed_places if not _is_tracers(place)}
+                if self.hooks_graph:
+                    self.backward.start()
                 return result
             modules = {} if self.model is None else dict(self.model.named_modules())
             generators = find_generators(self.called, modules)
@@ -203,7 +209,8 @@ class FlatModule(torch.nn.Module):
         recorder, answers = of
         self.checks, self.answers = tuple(recorder.checks), (*answers.found, *self._told(seen.asked))
         kept = {(id(attribute.module), attribute.name) for attribute in self.kept.attributes}
-        self.python = find_values(self.called, modules, seen, containment.changed | kept)
+        self._ran = seen, containment.changed | kept
+        self.python = find_values(self.called, modules, *self._ran)
         known = {id(generator) for generator in generators.values()}
         if others := {name: value for name, value in self.python.generators.items() if id(value) not in known}:
             self._again(lambda: run_watched(call, PythonSeen(), others), tensors, here)
@@ -216,6 +223,17 @@ class FlatModule(torch.nn.Module):
         if self.kept.first_set:
             self._again(partial(self._guard_first_set, call, tensors), tensors, here)
         return result
+
+    def note_backward(self) -> None:
+        """After the backward was traced, go by what hooks on autograd's graph went by too."""
+        codes = self.backward.codes
+        if not codes or self.python is None or self._ran is None:
+            return
+        (seen, changed), modules = self._ran, {} if self.model is None else dict(self.model.named_modules())
+        before = find_values(self.called, modules, seen, changed)
+        known = {(id(place.table), place.name) for place in before.places}
+        now = find_values(self.called, modules, replace(seen, codes=seen.codes | codes), changed)
+        self.python = self.python.with_more([p for p in now.places if (id(p.table), p.name) not in known])
 
     def _guard_first_set(self, call: Callable[[], Any], tensors: Sequence[torch.Tensor]) -> None:
         """Where the model goes by what its attributes are set to for the first time, go by them."""

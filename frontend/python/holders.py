@@ -285,6 +285,13 @@ class MadeTensors:
             place = "" if line is None else f", computed at {line}"
             self._made += [(weakref.ref(tensor), place) for tensor in tensors]
 
+    def note_of_backward(self) -> None:
+        """Note the tensors of the trace that are alive, among which are those that a hook on autograd's graph was
+        given or made."""
+        known = {id(reference()) for reference, _ in self._made}
+        alive = [each for each in gc.get_objects() if type(each) is self.kind and id(each) not in known]
+        self._made += [(weakref.ref(tensor), ", computed in the backward") for tensor in alive]
+
     def place_of(self, tensor: torch.Tensor) -> str:
         """``, computed at`` the line that computed a tensor; empty where that is not known."""
         return next((place for reference, place in reversed(self._made) if reference() is tensor), "")

@@ -42,6 +42,7 @@ _STDLIB = sysconfig.get_paths()["stdlib"]
 _CLOCKS = re.compile(r"<built-in method (time\.(?!sleep)\w+|now|utcnow|today|posix\.urandom|_?io\.open)>")
 # What puts a hook on a node of autograd's graph, or on what one keeps.
 _HOOKS = re.compile(r"<method '(register_hook|register_prehook|register_hooks)' of '.*' objects>")
+_TENSOR_HOOKS = (torch.Tensor.register_hook.__code__, torch.Tensor.register_post_accumulate_grad_hook.__code__)
 # Of PyTorch's generators, what decides which numbers come next, and what tells them.
 _SEEDS = re.compile(
     r"<method '(manual_seed|seed|initial_seed|set_state|graphsafe_set_state)' of 'torch._C.Generator' objects>"
@@ -109,7 +110,7 @@ def run_watched(run: Callable[[], Any], seen: PythonSeen, generators: Mapping[st
                 f"the model draws random numbers from Python's {drawn[0]}, {_FROZEN}{line}", _REMEDY, drawing
             )
     entries = profiler.getstats()
-    seen.hooks_graph |= any(isinstance(entry.code, str) and _HOOKS.fullmatch(entry.code) for entry in entries)
+    seen.hooks_graph |= any(_puts_hook(entry.code) for entry in entries)
     _refuse_seeding(run, entries, seeded)
     of_pytorch = _generated_for_pytorch(entries)
     for entry in entries:
@@ -128,6 +129,32 @@ def run_watched(run: Callable[[], Any], seen: PythonSeen, generators: Mapping[st
                 remedy = _FILE_REMEDY if clock is not None and clock.endswith("io.open") else _CLOCK_REMEDY
                 raise CaptureError(f"the model calls {clock}, {_FROZEN}{place}", remedy)
     return result
+
+
+def _puts_hook(code: Any) -> bool:
+    return _HOOKS.fullmatch(code) is not None if isinstance(code, str) else code in _TENSOR_HOOKS
+
+
+class BackwardWatch:
+    """Sees which Python of the user's runs between :meth:`start` and :meth:`stop`: hooks on autograd's graph, whose
+    ``codes`` it has."""
+
+    def __init__(self) -> None:
+        self.codes: set[CodeType] = set()
+        self._profiler: Profiler | None = None
+
+    def start(self) -> None:
+        """Begin, or begin anew."""
+        self.stop()
+        self._profiler = Profiler()
+        self._profiler.enable(subcalls=True, builtins=False)
+
+    def stop(self) -> None:
+        """End, if it has begun."""
+        if self._profiler is not None:
+            self._profiler.disable()
+            codes = {entry.code for entry in self._profiler.getstats() if not isinstance(entry.code, str)}
+            self._profiler, self.codes = None, {code for code in codes if _is_users(code)}
 
 
 def _generated_for_pytorch(entries: Sequence[Any]) -> set[CodeType]:

@@ -128,6 +128,7 @@ LOWERING: tuple[Step, ...] = (
     ),
     Step("convert-torch-complex-to-pairs", ALL, "torch-mlir lowers few complex ops; pairs are ordinary tensors"),
     Step("convert-torch-view-to-tensor", ALL, "views that torch-mlir refuses, or whose open sizes it loses"),
+    Step("bwd-keep-itself", ALL, "torch-mlir takes x == x to be true; behind what makes comparisons of parts"),
     Step("func.func(torch-match-quantized-custom-ops)", ALL, "the first of torch-mlir's own pipeline"),
     Step(
         "torchdynamo-export-to-torch-backend-pipeline{extra-library=}",
@@ -145,6 +146,7 @@ LOWERING: tuple[Step, ...] = (
     Step(
         "bwd-keep-nans", ALL, "torch-mlir gives a number for the larger of two of which one is none; one op a body here"
     ),
+    Step("bwd-expand-powers", ALL, "IREE computes powers by the logarithm, also of what has none"),
     Step("bwd-crop-windows", ALL, "IREE takes a single window of a tensor for all of it, and writes as much"),
     Step("bwd-export-complex", ALL, "callers see complex numbers where pairs are computed with"),
     Step(

@@ -136,6 +136,29 @@ func.func @f(%x: tensor<{ERF_SIZE}xf32>) -> tensor<{ERF_SIZE}xf32> {{
     assert math.copysign(1.0, float(found[1 - len(ends)])) == -1.0
 
 
+def powers(x: Tensor, y: Tensor) -> list[Tensor]:
+    """As in PyTorch's tutorial of a polynomial, and by numbers, and a mask of what is no number."""
+    of_number = 0.0 ** y.abs()
+    masked = torch.where(x == x, x, 0.0)
+    return [x**y, x[:, None] ** torch.tensor([0, 1, 2, 3]), x**-1, x**-2, x**-3, of_number, x.detach() ** y, masked]
+
+
+def test_powers_of_what_is_not_above_zero() -> None:
+    """IREE takes the logarithm; torch-mlir takes ``x == x`` to be true."""
+    bases = torch.tensor([-2.0, -0.5, 0.0, -0.0, 1.0, -1.0, 3.0, math.inf, -math.inf, math.nan])
+    exponents = torch.tensor([0.0, 2.0, 3.0, -1.0, -2.0, 0.5, -1.5, math.inf, math.nan])
+    grid = [t.flatten() for t in torch.meshgrid(bases, exponents, indexing="ij")]
+    results = []
+    step = retrograd.compile_backward(
+        powers, [t.clone().requires_grad_() for t in grid], verify=False, fallback="error"
+    )
+    for call in (step, powers):
+        x, y = (t.clone().requires_grad_() for t in grid)
+        outputs = call(x, y)
+        results.append([*outputs, *torch.autograd.grad([t.nansum() for t in outputs], (x, y))])
+    torch.testing.assert_close(*results, equal_nan=True)
+
+
 def buckets(count: int) -> Tensor:
     """Which bucket of a logarithmic scale each distance is in, as of relative positions; many are on a border."""
     distances = torch.arange(1, count + 1)

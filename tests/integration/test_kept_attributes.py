@@ -362,6 +362,29 @@ def test_gradients_of_what_is_returned(kind: Callable[[], Any], how: str) -> Non
         torch.testing.assert_close(kept.grad, wanted.grad)
 
 
+class Stores(Base):
+    """As Grad-CAM has the gradient of a layer."""
+
+    gradient: Tensor | None = None
+
+    def store(self, gradient: Tensor) -> None:
+        self.gradient = gradient.norm()
+
+    def forward(self, x: Tensor) -> Tensor:
+        h: Tensor = self.linear(x)
+        h.register_hook(self.store)
+        return h.sin()
+
+
+def test_what_a_hook_keeps_is_refused() -> None:
+    model = Stores()
+    with pytest.raises(
+        retrograd.CaptureError, match=r"keeps a tensor as 'gradient'(?s:.*)in the backward(?s:.*)enable"
+    ):
+        retrograd.compile_backward(model, (batch(0),))
+    assert model.gradient is None
+
+
 class Shared(Base):
     """Two attributes are one tensor at first."""
 

@@ -365,6 +365,40 @@ def by_held(held: Any) -> float:
     return float(rng.random())
 
 
+class Scales:
+    def __init__(self, model: Model) -> None:
+        self.model = model
+
+    def __call__(self, gradient: Tensor) -> Tensor:
+        return scaled(gradient, self.model)
+
+
+def scaled(gradient: Tensor, model: Model) -> Tensor:
+    return gradient * model.config.alpha
+
+
+def test_what_a_hook_goes_by_in_the_backward() -> None:
+    """Its code has not run when the forward has."""
+
+    class Hooked(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            torch.manual_seed(0)
+            self.inner = Model()
+            self.__dict__["hook"] = Scales(self.inner)
+
+        def forward(self, x: Tensor) -> Tensor:
+            h: Tensor = self.inner.linear(x)
+            h.register_hook(self.__dict__["hook"])
+            return h.square().sum()
+
+    model, x = Hooked(), torch.randn(2, 3)
+    step = retrograd.compile_backward(model, (x,))
+    for alpha in (model.inner.config.alpha, 5):
+        model.inner.config.alpha = alpha
+        _check(step, model, x)
+
+
 STEPS = {"n": 0}
 
 

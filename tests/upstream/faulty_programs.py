@@ -185,6 +185,14 @@ func.func @main() -> !torch.vtensor<[2],f32> {
 """
 """A remainder that has the sign of the divisor in PyTorch: 1.5."""
 
+WITH_ITSELF = """
+func.func @main(%x: !torch.vtensor<[2],f32>) -> !torch.vtensor<[2],i1> {
+  %r = torch.aten.eq.Tensor %x, %x : !torch.vtensor<[2],f32>, !torch.vtensor<[2],f32> -> !torch.vtensor<[2],i1>
+  return %r : !torch.vtensor<[2],i1>
+}
+"""
+"""A comparison that is false where a number is none."""
+
 CLAMP_AND_MAXIMUM = """
 func.func @main(%x: !torch.vtensor<[2],f32>, %y: !torch.vtensor<[2],f32>) -> !torch.vtensor<[2],f32> {
   %least = torch.constant.float -1.0

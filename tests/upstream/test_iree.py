@@ -91,6 +91,15 @@ def test_asinh_of_large_negative_numbers_is_infinite(tmp_path: Path) -> None:
     assert np.isinf(run_stock(tmp_path, MAP.replace("SIZE", str(len(x))).replace("OP", "math.asinh"), x)).any()
 
 
+def test_powers_are_computed_by_the_logarithm(tmp_path: Path) -> None:
+    """So that of a negative number there is none, and at zero the wrong infinity: ``bwd-expand-powers``."""
+    x = np.array([-2, 0], dtype=np.float32)
+    text = MAP.replace("SIZE", "2")
+    assert np.isnan(run_stock(tmp_path, text.replace("OP %a", "math.powf %a, %a"), x)).all()
+    whole = "%two = arith.constant -2 : i32\n    %d = math.fpowi %a, %two : f32, i32"
+    assert run_stock(tmp_path, text.replace("%d = OP %a : f32", whole), x)[1] == -np.inf
+
+
 def test_a_rounding_that_is_widened_again_is_left_out(tmp_path: Path) -> None:
     """On a CPU, so that numbers are not those of another kernel: ``bwd-keep-roundings``."""
     x = np.linspace(1, 2, 1000, dtype=np.float32)

@@ -6,7 +6,14 @@ names can go too."""
 from __future__ import annotations
 
 import pytest
-from faulty_programs import CLAMP_AND_MAXIMUM, INDEX_PUT, NEGATIVE_REMAINDER, NEGATIVE_SCALAR, SUM_OF_CONDITIONS
+from faulty_programs import (
+    CLAMP_AND_MAXIMUM,
+    INDEX_PUT,
+    NEGATIVE_REMAINDER,
+    NEGATIVE_SCALAR,
+    SUM_OF_CONDITIONS,
+    WITH_ITSELF,
+)
 from torch import Tensor
 from torch_mlir.dialects import torch
 from torch_mlir.extras.fx_importer import RefTracker
@@ -41,6 +48,11 @@ def test_nans_are_numbers_when_they_are_clamped_or_compared() -> None:
     """``bwd-keep-nans``: a bound is taken where the comparison holds or nothing is known, the other where it fails."""
     lowered = lower_stock(CLAMP_AND_MAXIMUM)
     assert "arith.cmpf ult" in lowered and "arith.cmpf ugt" in lowered and "arith.cmpf ogt" in lowered
+
+
+def test_a_tensor_is_taken_to_equal_itself() -> None:
+    """``bwd-keep-itself``."""
+    assert "arith.constant dense<true>" in lower_stock(WITH_ITSELF)
 
 
 def test_the_importer_gives_a_tensor_the_literal_of_one_that_is_gone() -> None:
