@@ -93,6 +93,8 @@ class PortableAttention(TorchFunctionMode):
         self, func: Callable[..., Any], types: Sequence[type], args: Sequence[Any] = (), kwargs: Any = None
     ) -> Any:
         query = args[0] if args else (kwargs or {}).get("query")
+        if func is F.multi_head_attention_forward:
+            return func(*args, **_with_mask_beside(query, **(kwargs or {})))
         if func is not F.scaled_dot_product_attention or not isinstance(query, Tensor):
             return func(*args, **(kwargs or {}))
         args, kwargs = _cast_as_autocast((tuple(args), kwargs), query.device.type)
@@ -103,6 +105,14 @@ class PortableAttention(TorchFunctionMode):
                 with sdpa_kernel(SDPBackend.MATH):
                     return func(*args, **(kwargs or {}))
         return func(*args, **(kwargs or {})) if output is None else output
+
+
+def _with_mask_beside(query: Any, attn_mask: Tensor | None = None, **kwargs: Any) -> dict[str, Any]:
+    """Arguments of ``F.multi_head_attention_forward`` with the mask on the device of the query. PyTorch's layers look
+    whether a mask is causal, and leave such a one out, wherever it is; a trace applies it."""
+    if isinstance(query, Tensor) and attn_mask is not None and attn_mask.device != query.device:
+        attn_mask = attn_mask.to(query.device)
+    return {**kwargs, "attn_mask": attn_mask}
 
 
 def _cast_as_autocast(given: Any, device: str) -> Any:

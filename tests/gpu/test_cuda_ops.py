@@ -186,3 +186,27 @@ def test_results_that_are_arguments_constants_or_pieces() -> None:
         assert torch.allclose(ours, theirs) and ours.device == theirs.device
     (gradient,) = torch.autograd.grad(found[1].sum() + found[3], x)
     assert torch.equal(gradient, torch.tensor([4.0, 4, 3, 3], device="cuda")[:, None].expand(4, 5))
+
+
+def test_a_causal_mask_of_the_cpus_is_not_read() -> None:
+    """PyTorch's layers find that it is causal, and leave it out; a trace applies it, on the device."""
+    torch.manual_seed(0)
+    layer = nn.TransformerDecoderLayer(32, 4, 64, dropout=0.0, batch_first=True).cuda()
+
+    class Decoder(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = layer
+
+        def forward(self, x: Tensor, memory: Tensor) -> Tensor:
+            mask = nn.Transformer.generate_square_subsequent_mask(x.shape[1])
+            decoded: Tensor = self.layer(x, memory, tgt_mask=mask)
+            return decoded
+
+    model = Decoder()
+    x, memory = (torch.randn(2, 7, 32, device="cuda", requires_grad=True) for _ in range(2))
+    step = retrograd.compile_backward(model, (x, memory), cache=False)
+    weights = [x, memory, *model.parameters()]
+    found, expected = (torch.autograd.grad(call(x, memory).square().sum(), weights) for call in (step, model))
+    for ours, theirs in zip(found, expected, strict=True):
+        assert relative_error(ours, theirs.double()) < 1e-5
