@@ -7,14 +7,17 @@ from __future__ import annotations
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from copy import deepcopy
+from typing import Any
 
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import DataDependentOutputException, FakeTensorMode
 
 from retrograd.frontend.python.source_locations import CaptureError
 from retrograd.frontend.python.value_questions import AnsweredQuestions
+from retrograd.frontend.traceable.portable_ops import PortableAttention
 
 CAUSAL = nn.Transformer.generate_square_subsequent_mask(5)
 PADDING = torch.tensor([[False] * 5, [False] * 3 + [True] * 2])
@@ -134,3 +137,19 @@ def test_correlations(shape: tuple[int, ...]) -> None:
     with AnsweredQuestions():
         found = torch.corrcoef(x)
     torch.testing.assert_close(found, torch.corrcoef(x), rtol=1e-12, atol=1e-12, equal_nan=True)
+
+
+def test_a_mask_is_applied_where_the_query_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Eager leaves out a causal one, wherever it is."""
+    layer = nn.TransformerDecoderLayer(8, 2, 16, dropout=0.0, batch_first=True, device="meta")
+    x, seen = torch.randn(2, 5, 8, device="meta"), list[Tensor | None]()
+    attend = F.scaled_dot_product_attention
+
+    def recorded(*args: Any, attn_mask: Tensor | None = None, **kwargs: Any) -> Tensor:
+        seen.extend(a for a in (attn_mask, *args[3:4]) if isinstance(a, Tensor))
+        return attend(*args, **kwargs) if attn_mask is None else attend(*args, attn_mask=attn_mask, **kwargs)
+
+    monkeypatch.setattr(F, "scaled_dot_product_attention", recorded)
+    with PortableAttention(), AnsweredQuestions():
+        assert layer(x, x, tgt_mask=CAUSAL).shape == x.shape
+    assert [mask.device.type for mask in seen if mask is not None] == ["meta"]
