@@ -78,7 +78,7 @@ class Containment:
                 before = tables["_buffers"].get(name, ABSENT)
                 if tensor is not before and tensor is not None and before is not ABSENT:
                     found.append((KeptAttribute(module, path, name, True), before))
-            own = derived_names(module) | torchs_own(module)
+            own = torchs_own(module)
             for name, value in vars(module).items():
                 before = tables[""].get(name, ABSENT)
                 if value is not before and name not in own and name not in TABLES and _is_kept(value, before):
@@ -96,8 +96,7 @@ class Containment:
             self._refuse_new_state(path, module, tables, place_of)
             for name, tensor in _attribute_tensors(module).items():
                 attribute = name.partition("[")[0]
-                is_taken = attribute in derived_names(module) or (id(module), attribute) in self._taken
-                if id(tensor) not in self._known and not is_taken:
+                if id(tensor) not in self._known and (id(module), attribute) not in self._taken:
                     raise CaptureError(
                         f"the model keeps a tensor in its attribute {join(path, name)!r}, where a compiled program "
                         f"puts none{place_of(tensor)}",
@@ -179,13 +178,6 @@ def is_read_again(
 def tensors_of_attributes(model: torch.nn.Module | None) -> list[torch.Tensor]:
     """The tensors in attributes of the modules that are neither parameters nor buffers."""
     return [t for module in (() if model is None else model.modules()) for t in _attribute_tensors(module).values()]
-
-
-def derived_names(module: torch.nn.Module) -> frozenset[str]:
-    """The attributes that torch's weight_norm, spectral_norm and pruning work out anew for each forward, as hooks."""
-    hooks = module._forward_pre_hooks.values()
-    names = (getattr(hook, "name", getattr(hook, "_tensor_name", None)) for hook in hooks)
-    return frozenset(name for name in names if isinstance(name, str))
 
 
 def tensors_in(value: Any) -> list[torch.Tensor]:

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.nn.utils import prune
 from torch.utils import _pytree as pytree
 from torch.utils.checkpoint import checkpoint
 
@@ -301,6 +302,27 @@ def test_numbers_beside_tensors(kind: Callable[[], Any], kept: Any) -> None:
         assert [n for n in model.kept if not isinstance(n, Tensor)] == [
             n for n in expected.kept if not isinstance(n, Tensor)
         ]
+
+
+def with_derived_weights() -> nn.Sequential:
+    """Layers whose weights hooks work out anew at each forward."""
+    torch.manual_seed(0)
+    normed = nn.utils.weight_norm(nn.Linear(3, 3))
+    pruned: nn.Module = prune.random_unstructured(nn.Linear(3, 3), "weight", 0.5)
+    return nn.Sequential(normed, nn.Tanh(), pruned, nn.utils.spectral_norm(nn.Linear(3, 3)))
+
+
+def test_derived_weights_are_those_of_the_last_step() -> None:
+    model, expected = with_derived_weights(), with_derived_weights()
+    step = retrograd.compile_backward(model, (batch(0),))
+    for seed in range(2):
+        step_alike(step, model, expected, seed)
+        for one in (model, expected):
+            with torch.no_grad():
+                for p in one.parameters():
+                    p.mul_(1.5)
+        for number in (0, 2, 3):
+            torch.testing.assert_close(vars(model[number])["weight"], vars(expected[number])["weight"])
 
 
 class Retains(Base):
