@@ -47,10 +47,10 @@ _TENSOR_HOOKS = (torch.Tensor.register_hook.__code__, torch.Tensor.register_post
 _SEEDS = re.compile(
     r"<method '(manual_seed|seed|initial_seed|set_state|graphsafe_set_state)' of 'torch._C.Generator' objects>"
 )
-_REMEDY = (
-    "decide it outside of the model and pass it as an argument, or use torch.rand, which differs at each call; "
-    f"{IN_PARTS}"
-)
+_INSTEAD = "decide it outside of the model and pass it as an argument, or use torch.rand, which differs at each call; "
+_REMEDY = f"{_INSTEAD}{IN_PARTS}"
+# Dynamo takes what such a generator draws first for a constant.
+_REMEDY_OF_OBJECTS = f"{_INSTEAD}or use retrograd.enable(), which compiles the backward as it runs"
 _FILE_REMEDY = "read it before the model is called, and pass what it has as an argument or keep it as an attribute"
 _CLOCK_REMEDY = "take it out of the model, or leave it out where torch.compiler.is_compiling()"
 
@@ -106,8 +106,9 @@ def run_watched(run: Callable[[], Any], seen: PythonSeen, generators: Mapping[st
             calls = find_calls(run, frame, lambda again, holds: _find_line(again, holds)[1], _Changes(known).happened)
             _restore(known, before)
             drawing = Drawing(calls, partial(_save, known)) if calls else None
+            remedy = _REMEDY_OF_OBJECTS if isinstance(known[drawn[0]], random.Random) else _REMEDY
             raise DrawnError(
-                f"the model draws random numbers from Python's {drawn[0]}, {_FROZEN}{line}", _REMEDY, drawing
+                f"the model draws random numbers from Python's {drawn[0]}, {_FROZEN}{line}", remedy, drawing
             )
     entries = profiler.getstats()
     seen.hooks_graph |= any(_puts_hook(entry.code) for entry in entries)
