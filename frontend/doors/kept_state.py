@@ -287,12 +287,13 @@ def _refuse_own_gradients(
 
 def refuse_returned_leaves(result: Any, inputs: Collection[int], place_of: Callable[[torch.Tensor], str]) -> None:
     """Refuse a result of a model that has, in eager, a gradient of its own; ``inputs`` are what the model has been
-    given, by identity.
+    given, by identity. Tensors that are none of the trace's, which it had before, are refused elsewhere.
 
     Raises:
         CaptureError: the model returns a leaf that it made itself, or a tensor that retains its gradient.
     """
-    returned = [t for t in tensors_in(take_apart(result)) if id(t) not in inputs]
+    own = (torch.Tensor, torch.nn.Parameter)
+    returned = [t for t in tensors_in(take_apart(result)) if id(t) not in inputs and type(t) not in own]
     for tensor, how in _with_own_gradients(returned):
         raise CaptureError(
             f"the model returns a tensor of shape {tuple(tensor.shape)} that is to have a gradient of its own, {how}, "

@@ -98,13 +98,13 @@ def _is_bare(value: Any, seen: set[int]) -> bool:
     )
 
 
-def objects_within(value: Any, limit: int | None = None) -> list[Any]:
+def objects_within(value: Any) -> list[Any]:
     """An object, and the others that its attributes and items lead to: none that are plain, hide tensors, or are
-    containers that PyTorch's trees know; ``limit`` of them at most."""
+    containers that PyTorch's trees know."""
     found: list[Any] = []
     seen: set[int] = set()
     waiting = [value]
-    while waiting and (limit is None or len(found) < limit):
+    while waiting:
         leaf = waiting.pop()
         if id(leaf) in seen or isinstance(leaf, (*PLAIN, *_HIDES_TENSORS)):
             continue

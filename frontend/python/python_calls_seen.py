@@ -143,10 +143,12 @@ class BackwardWatch:
     def __init__(self) -> None:
         self.codes: set[CodeType] = set()
         self._profiler: Profiler | None = None
+        self._set_aside = contextlib.ExitStack()
 
     def start(self) -> None:
         """Begin, or begin anew."""
         self.stop()
+        self._set_aside.enter_context(_alone())
         self._profiler = Profiler()
         self._profiler.enable(subcalls=True, builtins=False)
 
@@ -154,6 +156,7 @@ class BackwardWatch:
         """End, if it has begun."""
         if self._profiler is not None:
             self._profiler.disable()
+            self._set_aside.close()
             codes = {entry.code for entry in self._profiler.getstats() if not isinstance(entry.code, str)}
             self._profiler, self.codes = None, {code for code in codes if _is_users(code)}
 

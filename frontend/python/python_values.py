@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 
-from retrograd.frontend.doors.unregistered_objects import objects_within
+from retrograd.frontend.python.plain_contents import reach
 from retrograd.frontend.python.python_calls_seen import PythonSeen, is_generator
 from retrograd.frontend.python.python_functions import Names, cells_of, find_functions, global_names
 from retrograd.frontend.python.python_places import Place, PythonValues
@@ -45,8 +45,6 @@ _IN_EAGER = {
 }
 # What each module has: tables of tensors, modules and hooks.
 _TABLES_OF_MODULES = frozenset(vars(torch.nn.Module()))
-# How many objects that hold one another are looked into for generators.
-_MOST_OBJECTS = 1000
 # In which code is looked for that has not run yet, once more each time that there is some.
 _ROUNDS = 4
 
@@ -121,7 +119,7 @@ def find_generators(model: Callable[..., Any], modules: Mapping[str, torch.nn.Mo
             return
         looked[id(value)] = value
         for held in (value, *cells_of(value).values()) if isinstance(value, FunctionType) else (value,):
-            for each in filter(is_generator, objects_within(held, _MOST_OBJECTS)):
+            for each in filter(is_generator, reach(held)):
                 found.setdefault(id(each), (path if each is value else f"{path} ({type(each).__name__})", each))
 
     for path, module in modules.items():

@@ -47,11 +47,13 @@ def threads_sleep() -> Iterator[None]:
 
     A parallel region takes 15 us more then, to wake them. Nothing happens where torch has another OpenMP.
     """
-    _sleepers.enter()
+    # A child that is forked in the block has others.
+    sleepers = _sleepers
+    sleepers.enter()
     try:
         yield
     finally:
-        _sleepers.leave()
+        sleepers.leave()
 
 
 class _Sleepers:
@@ -60,6 +62,7 @@ class _Sleepers:
     def __init__(self) -> None:
         self.are_there = False
         self._changed = threading.Condition()
+        self._process = os.getpid()
         self._users = 0
         self._thread: threading.Thread | None = None
 
@@ -75,6 +78,9 @@ class _Sleepers:
 
     def leave(self) -> None:
         """One less wants them."""
+        if self._process != os.getpid():
+            # A fork: the lock may be held for good, and the threads are the parent's.
+            return
         with self._changed:
             self._users -= 1
             if self.are_there and not self._users:

@@ -10,6 +10,7 @@ import gc
 import itertools
 import os
 import random
+import sys
 import time
 import uuid
 from collections.abc import Callable
@@ -365,6 +366,32 @@ def test_generators_that_are_held(held: Callable[[Any], Any], kind: Callable[[in
 def by_held(held: Any) -> float:
     rng = held["rng"][0] if isinstance(held, dict) else held() if callable(held) else held.rng
     return float(rng.random())
+
+
+HOLDS_ITSELF: dict[str, Any] = {}
+HOLDS_ITSELF["itself"] = [HOLDS_ITSELF]
+
+
+def test_a_global_that_holds_itself() -> None:
+    model, x = Model(lambda _: 2.0 if HOLDS_ITSELF else 1.0), torch.randn(2, 3)
+    assert torch.equal(retrograd.compile_backward(model, (x,))(x), model(x))
+
+
+def test_the_callers_profiler_goes_on() -> None:
+    """Also where hooks on autograd's graph are looked for."""
+
+    def hooked(x: Tensor) -> Tensor:
+        hidden = x.sin()
+        hidden.register_hook(lambda gradient: gradient * 2)
+        return hidden
+
+    x = torch.randn(2, 3, requires_grad=True)
+    sys.setprofile(note := lambda *_: None)
+    try:
+        retrograd.compile_backward(hooked, (x,))
+        assert sys.getprofile() is note
+    finally:
+        sys.setprofile(None)
 
 
 class Scales:
