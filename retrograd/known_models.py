@@ -161,14 +161,14 @@ class ModelInQuestion:
         must have done the same before, then, and now."""
         before = self._recorded
         if before is None or not before.python.are_those_of(python):
-            _LOG.debug("not kept: it went by %s, and by %s", self.python, python)
+            _LOG.debug("not kept: it went by others when it was traced: %s", self.python.find_other(python))
             return
         now = self._record()
         if now is not None and now.does_same_as(before):
             self.store.put(self._place(before), kept.dump())
             _LOG.debug("kept at %s", self._place(before))
         else:
-            _LOG.debug("not kept: it went by %s, and by %s", before.python, now and now.python)
+            _LOG.debug("not kept: it goes by others now: %s", now and before.python.find_other(now.python))
 
     @property
     def python(self) -> PythonValues:

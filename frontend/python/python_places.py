@@ -124,10 +124,17 @@ class PythonValues:
 
     def are_those_of(self, other: PythonValues) -> bool:
         """Whether the other ones are the same values, at the same places."""
+        return not self.find_other(other)
+
+    def find_other(self, other: PythonValues) -> list[str]:
+        """The places where the other ones have another value, or none, or alone have one, each with both."""
         found, others = ({place.path: place.value for place in values.places} for values in (self, other))
-        return found.keys() == others.keys() and all(
-            is_same_value(value, others[path]) for path, value in found.items()
-        )
+        parted = [
+            path
+            for path in {**found, **others}
+            if path not in found or path not in others or not is_same_value(found[path], others[path])
+        ]
+        return [f"{path} ({found.get(path, ABSENT)!r}, and {others.get(path, ABSENT)!r})" for path in parted]
 
     def changed_places(self) -> list[Place]:
         """The places where another value is now."""
