@@ -26,7 +26,6 @@ from retrograd.runtime.programs.devices import (
     Device,
     DeviceError,
     get_device,
-    has_one_worker,
     is_staged,
     process_lock,
     torch_device_of,
@@ -98,11 +97,6 @@ class Program:
     def function_names(self) -> list[str]:
         """The exported functions."""
         return [name for name in self._current().function_names if not name.startswith("__")]
-
-    @property
-    def works_on_cores(self) -> bool:
-        """Whether it works on the cores of torch's own threads, and on more than one."""
-        return self._driver == DEFAULT_DRIVER and not has_one_worker()
 
     @property
     def torch_device(self) -> torch.device:

@@ -4,10 +4,8 @@
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import json
-import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from enum import Enum, auto
@@ -38,7 +36,6 @@ from retrograd.contract.plan import (
 from retrograd.contract.tensors import FunctionSpec
 from retrograd.runtime.programs.errors import ExecutionError
 from retrograd.runtime.programs.executor import Argument, Program
-from retrograd.runtime.programs.openmp import threads_sleep
 from retrograd.runtime.steps import collectives
 from retrograd.runtime.steps.bound_function import BoundFunction
 from retrograd.runtime.steps.short_plan import ShortPlan, find_short_plan, is_one_function
@@ -63,10 +60,6 @@ class PythonSide(Protocol):
     def final_callbacks(self) -> None:
         """Call what was queued to be called when the backward is done."""
 
-
-# From here on it pays to have torch's threads sleep while they wait, which takes another thread half a millisecond.
-_LONG_SECONDS = 5e-3
-_AS_IT_IS = contextlib.nullcontext()
 
 SECONDS_TO_AGREE = 300.0
 """How long other processes may take to compile the same."""
@@ -112,9 +105,6 @@ class StageExecutor:
         self._actions = [self._action(step, freed) for step, freed in join_frees(plan.steps)]
         self._results = _gather(self._take(plan.results))
         self._rest: list[None] = [None] * (len(self._places) - self._arguments)
-        # torch's threads take turns with IREE's workers.
-        self._takes_turns = len({isinstance(step, RunStage) for step in plan.steps if not isinstance(step, Free)}) == 2
-        self._seconds = 0.0
 
     def run(self, arguments: Sequence[Argument], python: PythonSide | None = None) -> list[torch.Tensor]:
         """Run all steps; returns the results of the plan. What Python raises passes through. A list of arguments is
@@ -128,16 +118,13 @@ class StageExecutor:
         if isinstance(arguments, list):
             # Each is freed after its last use, if nobody else has it.
             arguments.clear()
-        start = time.perf_counter()
         try:
-            with threads_sleep() if self._are_in_the_way() else _AS_IT_IS:
-                for action in self._actions:
-                    action(values, python)
+            for action in self._actions:
+                action(values, python)
         except Exception:
             if isinstance(arguments, list):
                 arguments.extend(values[: self._arguments])
             raise
-        self._seconds = time.perf_counter() - start
         return list(self._results(values))
 
     def find_short_plan(self) -> ShortPlan | None:
@@ -148,10 +135,6 @@ class StageExecutor:
     def may_be_short(self) -> bool:
         """Whether there may come to be a short way to run it."""
         return is_one_function(self._plan) and self._bound[0].may_be_short
-
-    def _are_in_the_way(self) -> bool:
-        """Whether torch's threads hold cores that the workers need as they wait, for long enough to matter."""
-        return self._takes_turns and self._seconds >= _LONG_SECONDS and self._program.works_on_cores
 
     def find_disagreement(self, problem: str | None) -> str | None:
         """The problem for which this process does not run it, or another one's, which is waited for: none where all

@@ -2,7 +2,6 @@
 # SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
 """Eager islands: ops that do not compile run in torch between compiled functions, and gradients are eager's."""
 
-import contextlib
 import copy
 import re
 import warnings
@@ -24,9 +23,6 @@ from retrograd.frontend.decompositions import table as decompositions
 from retrograd.pipelines.devices.targets import Target
 from retrograd.pipelines.toolchain import executable
 from retrograd.pipelines.toolchain.subprocesses import ToolResult
-from retrograd.runtime.programs.executor import Program
-from retrograd.runtime.programs.openmp import threads_sleep
-from retrograd.runtime.steps import stage_executor
 
 
 @pytest.fixture(autouse=True)
@@ -87,28 +83,6 @@ def test_steps_of_a_model_are_eagers(spectral: Any) -> None:
         assert_same(ours, gradients(eager, [x, *eager.parameters()], x))
     for mine, expected in zip(model.buffers(), eager.buffers(), strict=True):
         assert torch.allclose(mine, expected, rtol=2e-5)
-
-
-def test_threads_of_torch_sleep_while_compiled_functions_take_turns_with_islands(
-    spectral: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Where calls take long."""
-    model, eager, step, x = spectral
-    used: list[float] = []
-
-    @contextlib.contextmanager
-    def noted() -> Iterator[None]:
-        with threads_sleep():
-            used.append(stage_executor._LONG_SECONDS)
-            yield
-
-    monkeypatch.setattr(Program, "works_on_cores", True)
-    monkeypatch.setattr(stage_executor, "threads_sleep", noted)
-    for seconds in (1e3, 0.0):
-        monkeypatch.setattr(stage_executor, "_LONG_SECONDS", seconds)
-        ours = gradients(step, [x, *model.parameters()], x)
-        assert_same(ours, gradients(eager, [x, *eager.parameters()], x))
-    assert used == [0.0, 0.0]
 
 
 def test_explain_lists_islands_with_reasons_and_shares(spectral: Any) -> None:
