@@ -19,6 +19,7 @@ import random
 import re
 import sys
 import sysconfig
+import threading
 from _lsprof import Profiler
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -305,14 +306,15 @@ def _alone() -> Iterator[None]:
 @contextlib.contextmanager
 def _watched_environment(seen: PythonSeen) -> Iterator[None]:
     """Note which variables of the environment the model reads."""
-    kind = type(os.environ)
+    kind, thread = type(os.environ), threading.get_ident()
     getitem, keys = kind.__getitem__, kind.__iter__
 
     def is_asked(table: Any) -> bool:
         frame: FrameType | None = sys._getframe(2)
         while frame is not None and is_library(frame.f_code.co_filename):
             frame = frame.f_back
-        return table in (os.environ, os.environb) and frame is not None and _is_users(frame.f_code)
+        is_models = frame is not None and _is_users(frame.f_code) and threading.get_ident() == thread
+        return table in (os.environ, os.environb) and is_models
 
     def read(self: Any, key: Any) -> Any:
         if is_asked(self):
@@ -334,13 +336,15 @@ def _watched_environment(seen: PythonSeen) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _watched_attributes(seen: PythonSeen) -> Iterator[None]:
-    """Note which attributes the model reads by names that may be in none of its code."""
+    """Note which attributes the model reads by names that may be in none of its code. Other threads ask for theirs."""
+    thread = threading.get_ident()
     originals = {"getattr": builtins.getattr, "hasattr": builtins.hasattr}
 
     def noting(function: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(function)
         def ask(*args: Any) -> Any:
-            if len(args) > 1 and isinstance(args[1], str) and _is_users(sys._getframe(1).f_code):
+            is_named = len(args) > 1 and isinstance(args[1], str) and threading.get_ident() == thread
+            if is_named and _is_users(sys._getframe(1).f_code):
                 seen.read.add(args[1])
             return function(*args)
 

@@ -11,6 +11,7 @@ import itertools
 import os
 import random
 import sys
+import threading
 import time
 import uuid
 from collections.abc import Callable
@@ -28,6 +29,7 @@ from torch.utils.checkpoint import checkpoint
 import retrograd
 from retrograd.frontend.doors import capture
 from retrograd.frontend.doors.capture import capture_joint
+from retrograd.frontend.python.python_calls_seen import PythonSeen, run_watched
 
 GAIN = 1.0
 
@@ -366,6 +368,25 @@ def test_generators_that_are_held(held: Callable[[Any], Any], kind: Callable[[in
 def by_held(held: Any) -> float:
     rng = held["rng"][0] if isinstance(held, dict) else held() if callable(held) else held.rng
     return float(rng.random())
+
+
+def test_what_other_threads_ask_for_is_none_of_the_models() -> None:
+    """A model is known by what it goes by: another thread's names would make it another."""
+    seen = PythonSeen()
+
+    def ask(name: str) -> None:
+        getattr(seen, name, None)
+        os.environ.get(name)
+
+    def run() -> None:
+        other = threading.Thread(target=ask, args=("of_another",))
+        other.start()
+        other.join()
+        ask("of_the_model")
+
+    run_watched(run, seen, {})
+    assert "of_the_model" in seen.read and "of_another" not in seen.read
+    assert [*seen.environment] == ["of_the_model"]
 
 
 HOLDS_ITSELF: dict[str, Any] = {}
