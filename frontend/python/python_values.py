@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 
-from retrograd.frontend.python.plain_contents import reach
+from retrograd.frontend.python.held_objects import reach
 from retrograd.frontend.python.python_calls_seen import PythonSeen, is_generator
 from retrograd.frontend.python.python_functions import Names, cells_of, find_functions, global_names
 from retrograd.frontend.python.python_places import Place, PythonValues

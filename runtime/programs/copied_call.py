@@ -14,7 +14,7 @@ from torch.utils.dlpack import to_dlpack
 
 from retrograd.runtime.programs.known_forms import guard_forms
 from retrograd.runtime.programs.plain_call import PlainCall
-from retrograd.runtime.programs.tensors import BINDING_ERRORS, CopyDenied
+from retrograd.runtime.programs.tensors import BINDING_ERRORS
 
 if TYPE_CHECKING:
     from retrograd.runtime.programs.loaded import Placed
@@ -75,10 +75,7 @@ class CopiedCall(PlainCall):
         try:
             self._call(map(_address_of, arguments), results)
         except BINDING_ERRORS as error:
-            failure = self._explain(error)
-            if isinstance(failure, CopyDenied):
-                return False
-            raise failure from error
+            return self._after(error)
         return True
 
     def takes(self, arguments: Sequence[Any]) -> bool:

@@ -86,8 +86,12 @@ class PlainCall:
             try:
                 self._invoke(self._handle, packed, returned)
             except BINDING_ERRORS as error:
-                failure = self._explain(error)
-                if isinstance(failure, CopyDenied):
-                    return False
-                raise failure from error
+                return self._after(error)
         return True
+
+    def _after(self, error: Exception) -> bool:
+        """False where the call failed since a copy was denied, for which there is another way; else raises why."""
+        failure = self._explain(error)
+        if isinstance(failure, CopyDenied):
+            return False
+        raise failure from error

@@ -12,10 +12,11 @@ from typing import Any
 
 import torch
 
+from retrograd.frontend.doors.unregistered_objects import PLAIN
+
 # How many objects are looked at from one on, and how many that one of them holds.
 _MOST = 1000
-_PLAIN = (bool, int, float, complex, str, bytes, type, type(None), torch.dtype, torch.device, torch.Size)
-_NOT_LOOKED_INTO = (*_PLAIN, FunctionType, MethodType, ModuleType, torch.nn.Module, torch.Tensor)
+_NOT_LOOKED_INTO = (*PLAIN, FunctionType, MethodType, ModuleType, torch.nn.Module, torch.Tensor)
 
 
 def reach(value: Any) -> Iterator[Any]:

@@ -11,7 +11,7 @@ from typing import Any, NoReturn
 
 import torch
 
-from retrograd.frontend.python.plain_contents import reach
+from retrograd.frontend.python.held_objects import reach
 
 
 class Raises:
