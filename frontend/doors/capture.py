@@ -55,6 +55,7 @@ from retrograd.frontend.python.source_locations import (
 )
 from retrograd.frontend.sizes.dynamic_shapes import DynamicShapes, OpenSizes, size_oblivious
 from retrograd.frontend.sizes.size_expressions import to_shape
+from retrograd.frontend.traceable.fake_modes import forget_tensors
 from retrograd.frontend.traceable.portable_ops import portable_ops
 from retrograd.frontend.verification.as_traced import AsTraced
 
@@ -149,6 +150,7 @@ def _capture(
     names = [i.name for i in inputs if i.type is not None]
     shapes = None if dynamic_shapes is None else DynamicShapes.read(model, args, kwargs, dynamic_shapes, names)
     mode = FakeTensorMode(allow_non_fake_inputs=True, shape_env=None if shapes is None else ShapeEnv())
+    stack.callback(forget_tensors, mode)
     stack.enter_context(torch._guards.tracing(torch._guards.TracingContext(mode)))
     if shapes is not None:
         stack.enter_context(size_oblivious())

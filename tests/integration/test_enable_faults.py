@@ -747,6 +747,21 @@ def unused_random_op_under_a_compiled_forward(log: Log) -> Step:
     return step
 
 
+@case
+def parameters_are_swapped_between_steps(log: Log) -> Step:
+    """PyTorch refuses to swap tensors that anything refers to weakly."""
+    model = nn.Sequential(nn.Linear(3, 4), nn.ReLU(), nn.Linear(4, 1))
+
+    def step() -> None:
+        model.zero_grad()
+        model(torch.linspace(-1, 1, 6).view(2, 3)).square().sum().backward()
+        log.append(values([parameter.grad for parameter in model.parameters()]))
+        for parameter in model.parameters():
+            torch.utils.swap_tensors(parameter, nn.Parameter(parameter.detach() * 1.5))
+
+    return step
+
+
 def record(make: Callable[[Log], Step], enabled: bool, **options: Any) -> Log:
     """What four steps log, errors among it."""
     torch.manual_seed(0)

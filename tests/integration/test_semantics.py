@@ -350,6 +350,17 @@ def test_result_whose_elements_share_memory() -> None:
     assert_close(found, expected, "gradient")
 
 
+def test_parameters_are_swapped_between_steps() -> None:
+    """PyTorch refuses to swap tensors that anything refers to weakly."""
+    model, x = nn.Linear(3, 2), randn(4, 3)
+    step = retrograd.compile_backward(model, (x,), cache=False)
+    for _ in range(2):
+        found, expected = (torch.autograd.grad(call(x).square().sum(), x)[0] for call in (step, model))
+        assert_close(found, expected, "gradient")
+        for parameter in model.parameters():
+            torch.utils.swap_tensors(parameter, nn.Parameter(parameter.detach() * 1.5))
+
+
 @pytest.mark.long_cases("min-cut")
 @pytest.mark.parametrize("partition", ["default", "min-cut"])
 def test_a_single_window_of_what_is_computed(partition: Literal["default", "min-cut"]) -> None:

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import logging
 import re
+import weakref
 from dataclasses import replace
 from pathlib import Path
 
@@ -109,3 +110,15 @@ def test_parameters_have_the_name_in_the_outermost_module() -> None:
         "parameter 0.0.weight of Sequential",
     ]
     assert len(model) == 2
+
+
+def test_names_are_known_while_nothing_refers_to_the_parameters() -> None:
+    layer, alone = nn.Linear(2, 2), torch.ones(2, requires_grad=True)
+    weight, model = layer.weight, nn.Sequential(layer)
+    for _ in range(2):
+        assert name_tensors([alone, weight]) == ["saved tensor 0", "parameter 0.weight of Sequential"]
+        assert weakref.getweakrefcount(weight) == weakref.getweakrefcount(alone) == 0
+    # The same object with other memory is looked for anew.
+    renamed = nn.Sequential(model)
+    torch.utils.swap_tensors(weight, nn.Parameter(torch.zeros(2, 2)))
+    assert name_tensors([weight]) == ["parameter 0.0.weight of Sequential"] and len(renamed) == 1

@@ -5,20 +5,21 @@
 from __future__ import annotations
 
 import gc
-from collections.abc import Hashable, Iterator, Mapping, Sequence
+import weakref
+from collections.abc import Hashable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass
 from difflib import SequenceMatcher
 from typing import Any
 
 import torch
-from torch.utils.weak import WeakIdKeyDictionary
 
 from retrograd.frontend.autograd.steps.step_key import StepKey
 from retrograd.frontend.python.user_lines import find_user_line
 
-# Names of parameters; None for those that were part of no module when they were looked for, which takes a look at every
-# object there is.
-_NAMES: Any = WeakIdKeyDictionary()
+# Names of parameters, by identity and while their memory is there; None for those that were part of no module when they
+# were looked for, which takes a look at every object there is. Nothing refers to the parameters themselves, not weakly
+# either: torch.utils.swap_tensors would refuse them.
+_NAMES: dict[int, tuple[weakref.ref[torch.UntypedStorage], str | None]] = {}
 # Of many tensors that changed, the first few tell it.
 MOST_NAMED = 3
 
@@ -162,14 +163,25 @@ def _tensor_differences(before: Situation, now: Situation) -> Iterator[str]:
 
 def name_tensors(tensors: Sequence[torch.Tensor]) -> list[str]:
     """Parameters by the path in the outermost module that they are part of, other tensors by their place."""
-    leaves = [t for t in tensors if t.is_leaf and t.requires_grad]
-    if new := {id(t) for t in leaves if t not in _NAMES}:
+    leaves = {id(t): t for t in tensors if t.is_leaf and t.requires_grad}
+    names = {key: _NAMES[key][1] for key, t in leaves.items() if _is_known(t)}
+    if new := leaves.keys() - names.keys():
         found = _parameter_names(new)
-        _NAMES.update({t: found.get(id(t)) for t in leaves if id(t) in new})
-    return [_NAMES.get(t) or f"saved tensor {number}" for number, t in enumerate(tensors)]
+        names |= {key: found.get(key) for key in new}
+        for key in list(_NAMES):
+            if _NAMES[key][0]() is None:
+                del _NAMES[key]
+        kept = {key: t.untyped_storage() for key, t in leaves.items() if key in new and torch._C._has_storage(t)}
+        _NAMES.update({key: (weakref.ref(storage), names[key]) for key, storage in kept.items()})
+    return [names.get(id(t)) or f"saved tensor {number}" for number, t in enumerate(tensors)]
 
 
-def _parameter_names(wanted: set[int]) -> Mapping[int, str]:
+def _is_known(tensor: torch.Tensor) -> bool:
+    known = _NAMES.get(id(tensor))
+    return known is not None and torch._C._has_storage(tensor) and known[0]() is tensor.untyped_storage()
+
+
+def _parameter_names(wanted: Set[int]) -> Mapping[int, str]:
     names: dict[int, str] = {}
     depths: dict[int, int] = {}
     for owner in gc.get_objects():

@@ -20,6 +20,7 @@ from torch._dynamo.compiled_autograd import AutogradCompilerInstance
 
 from retrograd.frontend.autograd.engine.engine_order import capture_order, engine_order, read_node_graph
 from retrograd.frontend.autograd.engine.trials import Trial
+from retrograd.frontend.traceable.fake_modes import forget_tensors
 
 
 @dataclass(frozen=True)
@@ -138,6 +139,7 @@ class OrderedCompiler(AutogradCompilerInstance):
     def end_capture(self, outputs: Any) -> Any:
         self._tail = self._size()
         _, function = super().end_capture(outputs)
+        forget_tensors(self.fake_tensor_mode)
         # The tracer is part of cycles, which the collector finds late: the graph is not to live as long.
         self._call = BackwardCall((), ())
         return partial(self._run, self._sizes), function
