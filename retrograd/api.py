@@ -77,8 +77,9 @@ def compile_backward(
             a step has in eager, or ``"free"``, what is free on the device when it is compiled. Counted are outputs,
             residuals, gradients and scratch memory of one step.
         save_policy: what must or should be saved or recomputed whatever the partition, and what is saved in a narrower
-            type, such as ``retrograd.must_save(op="mm") | retrograd.saved_dtype("bf16")``. Other values that are saved
-            are packed by the ``saved_tensors_hooks`` that are open, if both of them are ``retrograd.inlineable``.
+            type, such as ``retrograd.must_save(op="mm") | retrograd.saved_dtype("bf16")``, or, on CUDA, kept on the
+            host until the backward (``retrograd.offload()``). Other values that are saved are packed by the
+            ``saved_tensors_hooks`` that are open, if both of them are ``retrograd.inlineable``.
         dynamic_shapes: which sizes of the arguments differ from call to call, as for ``torch.export.export``: by the
             name or place of the argument, by axis, ``Dim("batch", min=1, max=64)``, ``Dim.DYNAMIC`` or ``Dim.AUTO``.
             One program serves them all, 1 included; each call is checked against their bounds, against other sizes of
@@ -131,7 +132,8 @@ def compile_backward(
         UnknownTarget: no such target.
         InfeasibleBudget: no plan stays within ``memory_budget``; says the least number of bytes that one does.
         ValueError: no such partition or fallback, or a memory budget that is unreadable, not above zero, or of no use;
-        or kernels are asked for by name that there are none of here, or tiles of kernels of which there are none.
+        or kernels are asked for by name that there are none of here, or tiles of kernels of which there are none; or
+        residuals are to be offloaded from another device than CUDA, of a CUDA graph or of a portable program.
         KernelError: tiles are to be measured, and there is no device for it.
         TypeError: ``cache`` or ``portable`` is neither True nor False, ``verify`` is neither these nor ``first``,
             ``kernels`` is neither text nor several texts, or ``collectives`` is no ``Collectives``.
@@ -141,6 +143,8 @@ def compile_backward(
         raise CaptureError("the model is what compile_backward has made", "give the model that it was made from")
     if portable and free_early is True:
         raise ValueError("a portable program has functions in one piece: leave out free_early, or portable and save()")
+    if portable and isinstance(save_policy, SavePolicy) and save_policy.offloads:
+        raise ValueError("a portable program keeps residuals where it runs: leave out retrograd.offload, or portable")
     request = Request(
         target=target,
         partition=partition,

@@ -14,12 +14,15 @@ from retrograd.contract.roles import INTO, SAVED
 from retrograd.contract.tensors import FunctionSpec
 from retrograd.first_calls import Checks
 from retrograd.frontend.doors.graph_calls import Check, CompiledFunction
+from retrograd.frontend.doors.moved_residuals import Moves
 from retrograd.frontend.preparation.narrowing import Packer, narrow_packer
 from retrograd.pipelines.kernels.choice import AUTO
+from retrograd.pipelines.stages.offloading import moving_plans
 from retrograd.pipelines.stages.staged import Finished, StagedModule
 from retrograd.pipelines.toolchain.executable import Executable
 from retrograd.runtime.cuda.captured_calls import CapturedCall, CudaRecorder
 from retrograd.runtime.cuda.host_share import CudaClock, HostShare
+from retrograd.runtime.cuda.residual_moves import Mover, mover_of
 from retrograd.runtime.programs.executor import Program
 from retrograd.runtime.reports.peak import Half
 from retrograd.runtime.steps.compiled import Portable
@@ -60,6 +63,7 @@ class Build:
             narrowed=self.packers(self.staged),
             device=self.program.torch_device,
             check=self._check(name),
+            moves=self._moves(name),
         )
 
     def with_part(self, part: Finished) -> Build:
@@ -70,9 +74,14 @@ class Build:
         return replace(self, staged=staged, executable=executable, program=program, specs=specs, cached=cached)
 
     def cut_halves(self) -> dict[str, Half]:
-        """The halves that are cut into stages, by name."""
+        """The halves that are cut into stages, or keep residuals on the host, by name."""
         stages = [self.specs[function.name] for function in self.staged.stages]
-        return {name: Half(self.specs[name], plan, stages) for name, plan in self.staged.plans.items()}
+        plans = {**self.staged.plans, **moving_plans(self.staged)}
+        return {name: Half(self.specs[name], plan, stages) for name, plan in plans.items()}
+
+    def mover(self) -> Mover | None:
+        """The mover of the residuals that go to the host; None where none do."""
+        return mover_of(self.program.torch_device) if moving_plans(self.staged) else None
 
     def packers(self, staged: StagedModule) -> dict[str, Packer]:
         """How values are packed that are not saved as they are, by name."""
@@ -98,6 +107,18 @@ class Build:
         self.captured.append((name, captured))
         return captured
 
+    def _moves(self, name: str) -> Moves | None:
+        """How a half is called by which residuals go to the host; None where none do."""
+        plan = moving_plans(self.staged).get(name)
+        if plan is None:
+            return None
+        mover = mover_of(self.program.torch_device)
+        call = self._step_calls.call_of(name, plan, mover)
+        return Moves(frozenset(self.staged.offloaded), mover, self._is_checked, call)
+
+    def _is_checked(self) -> bool:
+        return self.checks is None or self.checks.are_settled()
+
     def _is_queued(self, name: str) -> bool:
         """Whether a call of a function waits for nothing."""
         plan = self.staged.plans.get(name) or whole_plan(self.staged.function(name))
@@ -107,9 +128,13 @@ class Build:
         return all(island.is_library for island in self.times.islands) and self.program.queues(stages)
 
     def _plain_call(self, name: str) -> Callable[[Sequence[torch.Tensor]], Sequence[torch.Tensor]]:
+        return self._step_calls.call_of(name)
+
+    @property
+    def _step_calls(self) -> StepCalls:
         staged = self.staged
         functions = {f.name: f for f in staged.functions} | self.specs
-        return StepCalls(self.program, functions, staged.plans, staged.stages, self.times).call_of(name)
+        return StepCalls(self.program, functions, staged.plans, staged.stages, self.times)
 
 
 def function_specs(staged: StagedModule, executable: Executable) -> dict[str, FunctionSpec]:

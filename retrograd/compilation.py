@@ -218,6 +218,8 @@ class Compilation:
         manifest = describe(captured, built, _name_of(self.model))
         if asked := [*captured.module.checks, *captured.module.answers]:
             manifest.report["checks"] = list(dict.fromkeys(map(str, asked)))
+        if self.request.offloads and self.request.cuda_graphs:
+            manifest.report["cuda_graphs"] = ["not captured: a graph keeps the memory of residuals that are offloaded"]
         convention = _convention(captured, built.program)
         names, training = [e.name for e in convention.state], captured.signature.training
         constants, own_hooks = find_constants(captured.graph_module), captured.module.own_hooks
@@ -240,6 +242,7 @@ class Compilation:
             verification=built.checks or Unchecked(said),
             cut=built.cut_halves(),
             captured=built.captured,
+            mover=built.mover(),
             answers=[str(answer) for answer in captured.module.answers],
         )
 

@@ -10,13 +10,15 @@ from typing import Any
 
 from retrograd.built import Build, function_specs
 from retrograd.contract.manifest import FORMAT_VERSION, Manifest
-from retrograd.contract.plan import Free, RunStage, StartCollective
+from retrograd.contract.plan import FinishOffload, Free, RunStage, StagePlan, StartCollective, StartFetch
 from retrograd.contract.roles import BACKWARD, FORWARD, GRAD, INTO, MUTATION, SAVED
 from retrograd.contract.sizes import DynamicSize
 from retrograd.contract.tensors import TensorSpec
 from retrograd.frontend.doors.capture import CapturedGraph
 from retrograd.frontend.libraries.kernel_calls import REFUSED
-from retrograd.pipelines.stages.budgeted import handed_over, port_bytes, step_peak, unknown_scratch
+from retrograd.pipelines.stages.budgeted import handed_over, step_peak, unknown_scratch
+from retrograd.pipelines.stages.interface import port_bytes
+from retrograd.pipelines.stages.offloading import moved_bytes, moving_plans
 from retrograd.pipelines.stages.staged import StagedModule
 from retrograd.pipelines.toolchain.executable import Executable
 from retrograd.runtime.reports.timeline import BETWEEN, HELD
@@ -35,6 +37,7 @@ def describe(captured: CapturedGraph, built: Build, name: str) -> Manifest:
         "kernels": [*built.executable.kernels, *captured.graph_module.meta.get(REFUSED, ())],
         "cached": built.cached,
         "saved_values": sum(a.role == SAVED for a in backward.arguments),
+        **_describe_offloaded(built.staged),
         **built.staged.partition,
         "partition": options.partition,
         **describe_memory(built.staged, built.executable),
@@ -65,6 +68,11 @@ def describe_collectives(staged: StagedModule) -> list[str]:
     return [*lines, *staged.notes]
 
 
+def _describe_offloaded(staged: StagedModule) -> dict[str, int]:
+    moved = moved_bytes(staged)
+    return {"offloaded_values": len(moved), "offloaded_bytes": sum(moved.values())} if moved else {}
+
+
 def describe_memory(staged: StagedModule, executable: Executable) -> dict[str, Any]:
     """Describes an executable's functions and the memory that they take, at the sizes of the trace."""
     known = not unknown_scratch(staged, executable.transients)
@@ -85,10 +93,11 @@ def _describe_half(half: str, staged: StagedModule, executable: Executable) -> l
     its steps. A half that is not cut is one stage."""
     # The backward runs while the forward's results are held, less the buffers, which are back in their place.
     results = [r for r in staged.function(FORWARD).results if half == FORWARD or r.role != MUTATION]
-    if half in staged.plans:
+    moved, plan = moved_bytes(staged), {**staged.plans, **moving_plans(staged)}.get(half)
+    if plan is not None:
         handed = handed_over(staged) if half == BACKWARD else {}
-        kept = [r for r in results if half == BACKWARD and (r.role != SAVED or r.value not in handed)]
-        return [*_describe_stages(half, staged, executable, _held(kept), handed)]
+        kept = [r for r in results if half == BACKWARD and (r.role != SAVED or r.value not in {*handed, *moved})]
+        return [*_describe_stages(half, plan, staged, executable, _held(kept), handed)]
     if half == BACKWARD:
         results += staged.function(BACKWARD).results
     held = Counter(_held(results))
@@ -98,17 +107,24 @@ def _describe_half(half: str, staged: StagedModule, executable: Executable) -> l
 
 
 def _describe_stages(
-    half: str, staged: StagedModule, executable: Executable, held: Mapping[str, int], handed: Mapping[str, int]
+    half: str,
+    plan: StagePlan,
+    staged: StagedModule,
+    executable: Executable,
+    held: Mapping[str, int],
+    handed: Mapping[str, int],
 ) -> Iterator[dict[str, Any]]:
-    plan, function = staged.plans[half], staged.function(half)
-    stages = {stage.name: stage for stage in staged.stages}
+    function = staged.function(half)
+    stages = {stage.name: stage for stage in (*staged.functions, *staged.stages)}
     kinds = {value: HELD[r.role] for value, r in zip(plan.results, function.results, strict=True)}
     places = zip(plan.arguments, function.arguments, strict=True)
     alive = {value: (HELD[SAVED], handed[a.value]) for value, a in places if a.value in handed}
     for step in plan.steps:
-        if isinstance(step, Free):
+        if isinstance(step, Free | FinishOffload):
             for value in step.values:
                 alive.pop(value, None)
+        elif isinstance(step, StartFetch):
+            alive |= {value: (HELD[SAVED], size) for value, size in zip(step.results, step.bytes, strict=True)}
         elif isinstance(step, RunStage):
             for value, result in zip(step.results, stages[step.function].results, strict=True):
                 alive[value] = (kinds.get(value, BETWEEN), port_bytes(result))

@@ -64,6 +64,10 @@ class Checks:
         """How each first call went, and what came of repairs."""
         return [*(f"@{call.name}: {call.state}" for call in self.calls), *self.notes]
 
+    def are_settled(self) -> bool:
+        """Whether all functions passed, and nothing is compared from now on."""
+        return all(call.is_settled for call in self.calls)
+
     def say(self, text: str) -> None:
         """Tell the user what came of a repair."""
         self.notes.append(text)

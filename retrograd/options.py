@@ -33,6 +33,8 @@ FIRST = "first"
 _FLAGS = {"yes": True, "on": True, "true": True, "1": True, "no": False, "off": False, "false": False, "0": False}
 _CPU = torch.device("cpu")
 _NO_RULES = SavePolicy()
+# The devices whose residuals can be on the host meanwhile, by the kinds of the target.
+_OFFLOADING = (("cuda",),)
 # Bytes that cutting functions into stages has to save: where it is asked for, and where nothing is said. Each stage
 # costs some 10 us, and what its border holds apart is written and read.
 _ASKED_GAIN, _AUTO_GAIN = 1 << 20, 32 << 20
@@ -113,12 +115,22 @@ class Request:
         check_collectives(self.collectives)
         if not isinstance(self.save_policy, SavePolicy | None):
             raise ValueError(f"save_policy {self.save_policy!r} is no SavePolicy; make one as retrograd.must_save(...)")
+        if self.offloads and self.cuda_graphs is True:
+            raise ValueError(
+                "cuda_graphs: a graph keeps the memory of its residuals, so that retrograd.offload frees none; "
+                "leave out one of the two"
+            )
         check_choice("fallback", self.fallback, FALLBACKS)
         check_choice("partition", self.partition, PARTITIONS)
         if self.partition == BUDGET:
             object.__setattr__(self, "budget", parse_budget(self.memory_budget))
         elif self.memory_budget is not None:
             raise ValueError(f"partition '{self.partition}' takes no memory_budget; use partition='budget'")
+
+    @property
+    def offloads(self) -> bool:
+        """Whether residuals are to go to the host."""
+        return self.save_policy is not None and self.save_policy.offloads
 
     @classmethod
     def read(cls, given: Mapping[str, Any]) -> Request:
@@ -143,6 +155,11 @@ class Request:
         target = replace(target_on(device, self.target, self.kernels), is_compared=self.verify is not False)
         if self.free_early is True and "vulkan" in target.kinds:
             raise ValueError("free_early: stages hand tensors over in torch's memory, which Vulkan does not reach")
+        if self.offloads and target.kinds not in _OFFLOADING:
+            raise ValueError(
+                f"save_policy: retrograd.offload keeps residuals of a CUDA device on its host, and the target is "
+                f"'{target.name}'; leave it out, or compile for 'cuda' alone"
+            )
         # Code for HIP does not run here, and no file holds an island.
         runs = "hip" not in target.kinds
         return Options(
@@ -157,13 +174,15 @@ class Request:
             cut_gain=self._cut_gain(target) if self.partition != BUDGET else None,
             budget_cut_gains=self._budget_cut_gains(target),
             libraries=self._libraries(target),
-            cuda_graphs=self.cuda_graphs,
+            # A graph keeps the memory of its residuals.
+            cuda_graphs=False if self.offloads else self.cuda_graphs,
             tuning=read_tiles(self.tiles, target, device, is_kept=self.cache),
             collectives=self.collectives,
         )
 
     def _cut_gain(self, target: Target) -> int | None:
-        if self.free_early is True:
+        # A function in one piece holds all residuals, wherever they go then and come from.
+        if self.free_early is True or (self.free_early == AUTO and self.offloads):
             return _ASKED_GAIN
         # On a GPU what a border parts from a product can be a kernel that takes longer than all the product: it is for
         # those to ask who want the memory.

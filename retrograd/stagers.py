@@ -14,7 +14,7 @@ from typing import Protocol
 from retrograd.contract.manifest import PACKAGES
 from retrograd.contract.partitions import BUDGET, DEFAULT
 from retrograd.contract.plan import StagePlan
-from retrograd.contract.roles import FORWARD, JOINT
+from retrograd.contract.roles import JOINT
 from retrograd.dialects import ir
 from retrograd.frontend.doors.captured_graph import Captured
 from retrograd.frontend.islands.island_choice import Island
@@ -24,7 +24,7 @@ from retrograd.pipelines.analysis.partition.read_graph import read_hints
 from retrograd.pipelines.devices.targets import Target
 from retrograd.pipelines.infra.functions import find_function
 from retrograd.pipelines.stages.backward_variants import stage_variant, variant_peak
-from retrograd.pipelines.stages.budgeted import BudgetBuilder, half_peak
+from retrograd.pipelines.stages.budgeted import BudgetBuilder, forward_peak
 from retrograd.pipelines.stages.collective_passes import request_collectives
 from retrograd.pipelines.stages.kept_stages import KeptStages, Staging
 from retrograd.pipelines.stages.lifetimes import shorten_lifetimes
@@ -213,7 +213,7 @@ class WithoutTangents:
             gain = 1
         if gain is None:
             return staged
-        forward = half_peak(FORWARD, self.step, self.executable.working)
+        forward = forward_peak(self.step, self.executable.working)
         return shorten_lifetimes(staged, gain, forward)
 
     def finish(self, staged: StagedModule) -> Finished:

@@ -66,6 +66,7 @@ class BackwardVariants:
             arguments=tuple(a.value for a in interface.arguments),
             results=tuple(r.value for r in interface.results),
             call=_compiled_when_checked,
+            moves=None if self._at_once.moves is None else self._at_once.moves.without_call(),
             merged=self.whole.merged,
             narrowed=self.built.packers(self.whole),
             without=self,

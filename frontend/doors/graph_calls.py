@@ -6,7 +6,7 @@ the names of FX nodes."""
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, Protocol
 
@@ -20,6 +20,7 @@ from retrograd.frontend.doors.absent_tangents import (
     without_tangents,
 )
 from retrograd.frontend.doors.call_plan import Caller, CallPlan, Layout, Tensors
+from retrograd.frontend.doors.moved_residuals import Moves, moving_backward, moving_forward
 from retrograd.frontend.doors.outputs import find_order, hint, is_contiguous, result_strides
 from retrograd.frontend.layers.random_ops import draw_seed, find_seed
 from retrograd.frontend.preparation.narrowing import Packer
@@ -47,7 +48,7 @@ class CompiledFunction:
     ``narrowed`` is how values are saved that are not saved as they are, by name. ``device`` is where its tensors are.
     ``without``, of a backward, gives the one to call where the tangents of these names are absent, or ``None`` where
     they are to be zeros; ``dropped`` are the gradients that such a one does not give. ``check`` makes of calls those
-    whose first one is checked.
+    whose first one is checked. ``moves`` says how it is called where residuals are on the host.
     """
 
     arguments: tuple[str, ...]
@@ -60,6 +61,7 @@ class CompiledFunction:
     without: Callable[[frozenset[str]], CompiledFunction | None] | None = None
     dropped: frozenset[str] = frozenset()
     check: Check | None = None
+    moves: Moves | None = None
 
 
 def backward_caller(
@@ -130,16 +132,24 @@ def graph_caller(
     open sizes of the whole trace, by the names of their nodes; ``fill_in`` puts zeros in the place of the tangents that
     are ``absent``; ``traced`` is the whole graph before it was prepared, by which it is checked."""
     bind = partial(_plain_caller, graph_module, restride=restride, sizes=sizes)
-    if function.check is None:
-        return bind(function)
-    # A forward's results have strides to restore; a backward's are gradients.
-    reference = without_tangents(graph_module, absent) if absent else graph_module
-    if function.narrowed and not restride:
-        # What was saved in a narrower type gives other gradients, as the user wants.
-        traced = None
-    as_traced = None if traced is None else traced.without(absent)
-    graph = Graph(reference, not restride, function.copied, fill_in, as_traced)
-    return function.check(bind(function), graph, bind)
+    call = bind(function)
+    if function.check is not None:
+        # A forward's results have strides to restore; a backward's are gradients.
+        reference = without_tangents(graph_module, absent) if absent else graph_module
+        if function.narrowed and not restride:
+            # What was saved in a narrower type gives other gradients, as the user wants.
+            traced = None
+        as_traced = None if traced is None else traced.without(absent)
+        graph = Graph(reference, not restride, function.copied, fill_in, as_traced)
+        call = function.check(call, graph, bind)
+    moves = function.moves
+    if moves is None:
+        return call
+    moving = None if moves.call is None else bind(replace(function, call=moves.call))
+    if restride:
+        return call if moving is None else moving_forward(call, moving, moves)
+    placeholders = enumerate(graph_module.graph.find_nodes(op="placeholder"))
+    return moving_backward(call, moving, moves, [place for place, node in placeholders if node.name in moves.values])
 
 
 def _plain_caller(

@@ -259,6 +259,11 @@ class FirstCall:
             self.forwards.is_settled = True
             self._settle(self.compiled, self.state)
 
+    @property
+    def is_settled(self) -> bool:
+        """Whether the compiled function is called from now on, and nothing is compared."""
+        return self._current is self.compiled or (self._is_known and self.forwards.is_settled)
+
     def __call__(self, tensors: list[Any]) -> list[Any]:
         """Call the function, or, where it is wrong, the graph; the list of arguments may be emptied."""
         current = self._current

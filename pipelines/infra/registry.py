@@ -45,6 +45,7 @@ PASSES: dict[str, str] = {
     "bwd-narrow-products": "retrograd.pipelines.transforms.device.bwd_narrow_products:BwdNarrowProducts",
     "bwd-narrow-saved": "retrograd.pipelines.transforms.torch.bwd_narrow_saved:BwdNarrowSaved",
     "bwd-negate-products": "retrograd.pipelines.transforms.device.bwd_negate_products:BwdNegateProducts",
+    "bwd-offload-saved": "retrograd.pipelines.transforms.torch.bwd_offload_saved:BwdOffloadSaved",
     "bwd-order-scatters": "retrograd.pipelines.transforms.device.bwd_order_scatters:BwdOrderScatters",
     "bwd-outline-islands": "retrograd.pipelines.transforms.torch.bwd_outline_islands:BwdOutlineIslands",
     "bwd-outline-stages": "retrograd.pipelines.transforms.torch.bwd_outline_stages:BwdOutlineStages",

@@ -1,10 +1,12 @@
 # Part of the retrograd project, under the Apache License v2.0 with LLVM Exceptions.
 # SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
-"""Arguments and results of a staged function, read off its attributes and types."""
+"""Arguments and results of a staged function, read off its attributes and types; how much memory they take."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
+from math import prod
 
 from retrograd.contract.attributes import BWD_NAME, BWD_ROLE, BWD_SHAPE, BWD_VALUE
 from retrograd.contract.roles import SIZE
@@ -28,6 +30,14 @@ def read_interface(func: ir.Operation) -> FunctionSpec:
         tuple(_port(t, a, hints) for t, a in zip(kind.inputs, attribute_dicts(func, "arg_attrs"), strict=True)),
         tuple(_port(t, a, hints) for t, a in zip(kind.results, attribute_dicts(func, "res_attrs"), strict=True)),
     )
+
+
+def port_bytes(port: TensorSpec) -> int:
+    """Bytes of a contiguous tensor, of the sizes that it was traced with; none for a size."""
+    if port.role == SIZE:
+        return 0
+    bits = re.match(r"[a-z]*?(\d+)", port.dtype)
+    return prod(port.example) * (int(bits[1]) // 8 if bits else 1)
 
 
 def _port(type_: ir.Type, attributes: Mapping[str, str], hints: Mapping[str, int]) -> TensorSpec:

@@ -100,6 +100,7 @@ def _to_dict(staged: StagedModule, place: Callable[[str], int]) -> dict[str, Any
         "whole": None if staged.whole is None else _to_dict(staged.whole, place),
         "memory_budget": staged.memory_budget,
         "notes": staged.notes,
+        "offloaded": staged.offloaded,
     }
 
 
@@ -111,6 +112,7 @@ def _from_dict(entry: Mapping[str, Any], texts: list[str], seconds: dict[str, fl
         "plans": {name: StagePlan.from_dict(plan) for name, plan in entry["plans"].items()},
         "stages": tuple(map(_function, entry["stages"])),
         "notes": tuple(entry["notes"]),
+        "offloaded": tuple(entry["offloaded"]),
         "whole": None if entry["whole"] is None else _from_dict(entry["whole"], texts, seconds),
     }
     return StagedModule(seconds=seconds, **{**entry, **made})

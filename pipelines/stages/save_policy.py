@@ -1,7 +1,7 @@
 # Part of the retrograd project, under the Apache License v2.0 with LLVM Exceptions.
 # SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
-"""Reads what the user wants saved, recomputed or saved in a narrower type: rules over ops, names and dtypes, as a
-value.
+"""Reads what the user wants saved, recomputed, saved in a narrower type or kept on the host: rules over ops, names and
+dtypes, as a value.
 
 A rule matches values of the forward. Rules are combined with ``|``; of those about recomputation the first that matches
 a value holds, and so of those about its type.
@@ -16,6 +16,9 @@ from retrograd.contract.attributes import Tag
 from retrograd.contract.formats import FORMATS
 
 ACTIONS = {"must-save": Tag.NEVER, "prefer-save": Tag.AVOID, "prefer-recompute": Tag.PREFER, "must-recompute": Tag.MUST}
+OFFLOAD = "offload"
+# A copy of less takes longer to start than it takes.
+_LEAST_OFFLOADED = 1 << 20
 _RESERVED = set(" \t\n;=\"'{}()[]<>,")
 
 
@@ -24,7 +27,7 @@ class SaveRule:
     """One rule: what is done with values that match every pattern (``*`` and ``?`` as in file names).
 
     Attributes:
-        action: one of ``ACTIONS``, or a type of ``FORMATS`` to save in.
+        action: one of ``ACTIONS``, a type of ``FORMATS`` to save in, or ``OFFLOAD``.
         op: the op that gives the value, with or without namespace and overload: ``mm``, ``aten.sum*``.
         name: what ``retrograd.save`` called it, or the name of its node in the captured graph.
         dtype: ``float32`` or ``f32``, and so on.
@@ -38,8 +41,9 @@ class SaveRule:
     min_bytes: int = 0
 
     def __post_init__(self) -> None:
-        if self.action not in ACTIONS and self.action not in FORMATS:
-            raise ValueError(f"save policy: {self.action!r} is none of {', '.join((*ACTIONS, *FORMATS))}")
+        known = (*ACTIONS, *FORMATS, OFFLOAD)
+        if self.action not in known:
+            raise ValueError(f"save policy: {self.action!r} is none of {', '.join(known)}")
         for pattern in (self.op, self.name, self.dtype):
             if not isinstance(pattern, str) or not pattern or not _RESERVED.isdisjoint(pattern):
                 raise ValueError(f"save policy: {pattern!r} is no pattern; write a name, with * for any characters")
@@ -76,6 +80,11 @@ class SavePolicy:
 
     def __str__(self) -> str:
         return "; ".join(map(str, self.rules))
+
+    @property
+    def offloads(self) -> bool:
+        """Whether a rule keeps residuals on the host."""
+        return any(rule.action == OFFLOAD for rule in self.rules)
 
     @classmethod
     def parse(cls, text: str) -> SavePolicy:
@@ -134,3 +143,12 @@ def saved_dtype(format: str, *, op: str = "*", name: str = "*", dtype: str = "*"
     if format not in FORMATS:
         raise ValueError(f"saved_dtype: {format!r} is none of {', '.join(FORMATS)}")
     return SavePolicy((SaveRule(format, op, name, dtype, min_bytes),))
+
+
+def offload(*, op: str = "*", name: str = "*", dtype: str = "*", min_bytes: int = _LEAST_OFFLOADED) -> SavePolicy:
+    """Keep such values, where they are saved, in pinned memory of the host from the forward to the backward: they are
+    copied there and back on a stream of their own, beside what is computed. For CUDA.
+
+    What a model returns, its arguments and its parameters stay where they are: somebody else holds them.
+    """
+    return SavePolicy((SaveRule(OFFLOAD, op, name, dtype, min_bytes),))

@@ -37,6 +37,9 @@ STAGES: dict[str, tuple[StageStep, ...]] = {
         _CSE,
         StageStep("bwd-partition", "decides what is saved; cuts @joint into @forward and @backward"),
         StageStep("bwd-narrow-saved", "packs what a rule or hooks say; when it is known what is saved"),
+        StageStep(
+            "bwd-offload-saved", "which residuals go to the host; when all that is saved is there, as it is saved"
+        ),
         StageStep("bwd-sink-recompute", "what is computed again is so late; on the whole backward, packing included"),
         _VERIFY,
     ),

@@ -41,6 +41,7 @@ from retrograd.pipelines.transforms.torch.bwd_apply_save_policy import BwdApplyS
 from retrograd.pipelines.transforms.torch.bwd_cse import read_merged
 from retrograd.pipelines.transforms.torch.bwd_functionalize_rng import GENERATOR
 from retrograd.pipelines.transforms.torch.bwd_narrow_saved import read_narrowed
+from retrograd.pipelines.transforms.torch.bwd_offload_saved import read_offloaded
 from retrograd.pipelines.transforms.torch.bwd_partition import BwdPartition, read_problem
 from retrograd.pipelines.transforms.torch.bwd_schedule_hooks import BwdScheduleHooks
 from retrograd.pipelines.transforms.torch.bwd_sink_recompute import BwdSinkRecompute
@@ -71,7 +72,8 @@ class StagedModule:
     cut, by name, because of ops that run in torch or to lower the peak, and ``stages`` the functions that are compiled;
     where nothing is cut these are ``functions``. ``whole`` is the module before it was cut to lower the peak, or with
     the backward of all outputs where that of a loss was compiled first. ``memory_budget`` are the bytes that it was
-    chosen to stay within, ``notes`` what was done to collectives, in words.
+    chosen to stay within, ``notes`` what was done to collectives, in words; ``offloaded`` are the residuals that go to
+    the host, by the names of their values.
     """
 
     texts: dict[str, str]
@@ -86,6 +88,7 @@ class StagedModule:
     whole: StagedModule | None = None
     memory_budget: int | None = None
     notes: tuple[str, ...] = ()
+    offloaded: tuple[str, ...] = ()
 
     @property
     def planned_peak(self) -> int:
@@ -207,7 +210,17 @@ def finish_staging(
     plans = read_island_plans(module.operation)
     notes = read_collective_notes(module.operation)
     return StagedModule(
-        texts, source, interfaces, partition, progress.seconds, merged, narrowed, plans, stages, notes=notes
+        texts,
+        source,
+        interfaces,
+        partition,
+        progress.seconds,
+        merged,
+        narrowed,
+        plans,
+        stages,
+        notes=notes,
+        offloaded=read_offloaded(module.operation),
     )
 
 

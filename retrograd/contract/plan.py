@@ -104,6 +104,38 @@ class FinalCallbacks:
 
 
 @dataclass(frozen=True)
+class StartOffload:
+    """Begin to copy the values ``arguments`` to memory of the host; the values ``results`` are there then."""
+
+    arguments: tuple[str, ...]
+    results: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class FinishOffload:
+    """Have the device wait until these values are copied, and forget them: their memory is free for what follows."""
+
+    values: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class StartFetch:
+    """Begin to copy the values ``arguments`` back from the host; ``results``, of ``bytes`` bytes each, take memory from
+    here on. They are in the making: a `FinishFetch` alone takes them."""
+
+    arguments: tuple[str, ...]
+    results: tuple[str, ...]
+    bytes: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class FinishFetch:
+    """Have the device wait until these values are back."""
+
+    values: tuple[str, ...]
+
+
+@dataclass(frozen=True)
 class Free:
     """Forget these values: nothing below uses them."""
 
@@ -111,7 +143,9 @@ class Free:
 
 
 _Call = RunStage | RunIsland | CallHook | CallBackward | StartCollective | WaitCollective
-Step = _Call | AccumulateGrad | UpdateInput | FinalCallbacks | Free
+Move = StartOffload | FinishOffload | StartFetch | FinishFetch
+"""Steps of plans that keep residuals on the host."""
+Step = _Call | AccumulateGrad | UpdateInput | FinalCallbacks | Free | Move
 _STEPS: dict[str, type[Step]] = {
     "run_stage": RunStage,
     "run_island": RunIsland,
@@ -122,6 +156,10 @@ _STEPS: dict[str, type[Step]] = {
     "accumulate_grad": AccumulateGrad,
     "update_input": UpdateInput,
     "final_callbacks": FinalCallbacks,
+    "start_offload": StartOffload,
+    "finish_offload": FinishOffload,
+    "start_fetch": StartFetch,
+    "finish_fetch": FinishFetch,
     "free": Free,
 }
 _NAMES = {step: name for name, step in _STEPS.items()}
@@ -180,6 +218,10 @@ def uses(step: Step) -> tuple[str, ...]:
     match step:
         case RunStage() | RunIsland() | CallHook() | CallBackward() | StartCollective() | WaitCollective():
             return step.arguments
+        case StartOffload() | StartFetch():
+            return step.arguments
+        case FinishOffload() | FinishFetch():
+            return step.values
         case AccumulateGrad():
             return (step.gradient,)
         case UpdateInput():
@@ -193,6 +235,8 @@ def gives(step: Step) -> tuple[str, ...]:
     match step:
         case RunStage() | RunIsland() | CallHook() | CallBackward() | StartCollective() | WaitCollective():
             return tuple(result for result in step.results if result)
+        case StartOffload() | StartFetch():
+            return step.results
         case _:
             return ()
 
@@ -248,7 +292,7 @@ def find_plan_problems(plan: StagePlan, functions: Sequence[FunctionSpec]) -> It
         for value in taken:
             if value not in there:
                 yield f"step {place} takes '{value}', which is not there"
-        if isinstance(step, Free):
+        if isinstance(step, Free | FinishOffload):
             there.difference_update(step.values)
         if isinstance(step, RunStage):
             function = by_name.get(step.function)

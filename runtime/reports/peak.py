@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 import torch
 
-from retrograd.contract.plan import Free, RunStage, StagePlan
+from retrograd.contract.plan import FinishFetch, FinishOffload, Free, RunStage, StagePlan, StartFetch, StartOffload
 from retrograd.contract.roles import INTO, MUTATION, SIZE, is_own_residual
 from retrograd.contract.tensors import FunctionSpec, TensorSpec
 from retrograd.runtime.programs.devices import Device, open_device
@@ -43,8 +43,9 @@ def measure_peak(program: Program, forward: Half, backward: Half, sizes: Mapping
     arguments = [kept[a.name] if a.name in kept else given.make(a) for a in backward.function.arguments]
     # A backward in stages frees residuals as it goes.
     names = [a.name if is_own_residual(a.role, a.name) else "" for a in backward.function.arguments]
-    handed = set(names) & kept.keys() if backward.plan is not None else set[str]()
-    held = _storage([tensor for name, tensor in kept.items() if name not in handed])
+    moved = _find_moved(forward)
+    handed = (set(names) & kept.keys()) - moved if backward.plan is not None else set[str]()
+    held = _storage([tensor for name, tensor in kept.items() if name not in handed | moved])
     del kept
     _, during_backward = _run(program, backward, arguments, {i for i, name in enumerate(names) if name in handed})
     return max(during_forward, held + during_backward)
@@ -52,6 +53,15 @@ def measure_peak(program: Program, forward: Half, backward: Half, sizes: Mapping
 
 def _storage(tensors: Iterable[torch.Tensor]) -> int:
     return sum({t.untyped_storage().data_ptr(): t.untyped_storage().nbytes() for t in tensors}.values())
+
+
+def _find_moved(forward: Half) -> set[str]:
+    """The results that a forward leaves on the host, by name."""
+    if forward.plan is None:
+        return set()
+    hosts = {host for step in forward.plan.steps if isinstance(step, StartOffload) for host in step.results}
+    named = zip(forward.function.results, forward.plan.results, strict=True)
+    return {result.name for result, value in named if value in hosts}
 
 
 @dataclass(frozen=True)
@@ -79,9 +89,15 @@ def _run(program: Program, half: Half, arguments: list[Argument], handed: set[in
     counted = {name for place, name in enumerate(half.plan.arguments) if place in handed}
     peak = 0
     for step in half.plan.steps:
-        if isinstance(step, Free):
+        if isinstance(step, Free | FinishOffload):
             for name in step.values:
                 del values[name]
+            continue
+        if isinstance(step, StartOffload | StartFetch):
+            values.update(_move(program, step, [values[name] for name in step.arguments]))
+            counted.update(step.results if isinstance(step, StartFetch) else ())
+            continue
+        if isinstance(step, FinishFetch):
             continue
         # What is cut to lower the peak has stages alone.
         assert isinstance(step, RunStage)
@@ -93,6 +109,13 @@ def _run(program: Program, half: Half, arguments: list[Argument], handed: set[in
         counted.update(step.results)
     found = (values[name] for name in half.plan.results)
     return [tensor for tensor in found if isinstance(tensor, torch.Tensor)], peak
+
+
+def _move(program: Program, step: StartOffload | StartFetch, moved: Sequence[Argument]) -> dict[str, Argument]:
+    """Copy at once the tensors that a step moves to the host or back."""
+    place = program.torch_device if isinstance(step, StartFetch) else "cpu"
+    tensors = (tensor for tensor in moved if isinstance(tensor, torch.Tensor))
+    return {name: tensor.to(place, copy=True) for name, tensor in zip(step.results, tensors, strict=True)}
 
 
 def _run_function(

@@ -21,6 +21,7 @@ _WIDTH = 100
 _BYTES = (
     "saved_bytes",
     "narrowed_bytes",
+    "offloaded_bytes",
     "peak_bytes_planned",
     "peak_bytes_predicted",
     "peak_bytes_measured",
@@ -31,7 +32,7 @@ _BYTES = (
     "memory_budget",
 )
 # Lists of phrases, rather than of words.
-_PHRASES = ("sizes", "backward_variants", "specializations", "checks", "verification")
+_PHRASES = ("sizes", "backward_variants", "offload", "specializations", "checks", "verification")
 _TITLES = {
     "sizes": "sizes, as traced (and their bounds)",
     "forward_ops": "ops in forward",
@@ -39,6 +40,9 @@ _TITLES = {
     "saved_bytes": "saved between forward and backward",
     "narrowed_bytes": "bytes fewer than in their own types",
     "saved_values": "values saved",
+    "offloaded_bytes": "of what is saved, on the host meanwhile",
+    "offloaded_values": "values on the host",
+    "offload": "copies of a step",
     "recomputed_ops": "ops recomputed",
     "recomputed_flops": "FLOPs recomputed",
     "stages": "stages",

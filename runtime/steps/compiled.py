@@ -19,6 +19,7 @@ from retrograd.runtime.arguments.calling import ArgumentError, CallingConvention
 from retrograd.runtime.arguments.state import ModelState
 from retrograd.runtime.artifact import ArtifactError, write_artifact
 from retrograd.runtime.cuda.captured_calls import CapturedCall
+from retrograd.runtime.cuda.residual_moves import Mover
 from retrograd.runtime.programs.executor import Program
 from retrograd.runtime.reports.peak import Half, measure_peak
 from retrograd.runtime.reports.report import Report
@@ -28,7 +29,7 @@ Call = Callable[[Sequence[torch.Tensor]], Sequence[torch.Tensor]]
 
 
 # What `explain` says of this process, and not of the file.
-_IN_PROCESS = ("backward_variants", "cuda_graphs", "islands", "specializations", "verification")
+_IN_PROCESS = ("backward_variants", "cuda_graphs", "islands", "offload", "specializations", "verification")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -122,6 +123,7 @@ class Parts:
     cut: Mapping[str, Half] = dataclasses.field(default_factory=dict)
     captured: Sequence[tuple[str, CapturedCall]] = ()
     answers: Sequence[str] = ()
+    mover: Mover | None = None
 
 
 class CompiledBackward:
@@ -242,6 +244,11 @@ class CompiledBackward:
                 "the program works together with other processes, which no file does; take the collectives out of what "
                 "is compiled"
             )
+        if self._parts.mover is not None:
+            raise ArtifactError(
+                "the program keeps residuals on the host, which a file does not; compile without retrograd.offload to "
+                "save one"
+            )
         if self._parts.answers:
             listed = "\n  ".join(self._parts.answers)
             raise ArtifactError(
@@ -286,6 +293,8 @@ class CompiledBackward:
             report["specializations"] = list(self.specializations.texts)
         if self._parts.captured:
             report["cuda_graphs"] = [f"@{name}: {call.describe()}" for name, call in self._parts.captured]
+        if self._parts.mover is not None and self._has_run:
+            report["offload"] = self._describe_moves(self._parts.mover)
         if self._has_collectives:
             # To measure repeats a step, which the other processes do not.
             return Report(report)
@@ -298,6 +307,12 @@ class CompiledBackward:
             self._peak = measure_peak(self._parts.program, forward, backward, sizes)
         measured = self._peak if self._peak is not None else self.manifest.report["peak_bytes_measured"]
         return Report({**report, "peak_bytes_measured": measured})
+
+    def _describe_moves(self, mover: Mover) -> list[str]:
+        """Says how long the copies of a step take, on a link whose speed is measured once."""
+        size = self.manifest.report["offloaded_bytes"]
+        ways = zip(("to the host", "back"), mover.measure(), strict=True)
+        return [f"{1e3 * size / rate:.2f} ms {way}, at {rate / 1e9:.1f} GB/s" for way, rate in ways]
 
     def bisect(self, *args: Any, **kwargs: Any) -> Any:
         """The first op whose compiled value parts from eager's when the model is called so, as a ``Bisection``.

@@ -21,11 +21,15 @@ from retrograd.contract.plan import (
     CallBackward,
     CallHook,
     FinalCallbacks,
+    FinishFetch,
+    FinishOffload,
     Free,
     RunIsland,
     RunStage,
     StagePlan,
     StartCollective,
+    StartFetch,
+    StartOffload,
     Step,
     UpdateInput,
     WaitCollective,
@@ -34,6 +38,7 @@ from retrograd.contract.plan import (
     uses,
 )
 from retrograd.contract.tensors import FunctionSpec
+from retrograd.runtime.cuda.residual_moves import Mover, Transfer
 from retrograd.runtime.programs.errors import ExecutionError
 from retrograd.runtime.programs.executor import Argument, Program
 from retrograd.runtime.steps import collectives
@@ -74,18 +79,26 @@ class StageExecutor:
     """A plan over the functions of a program, and the islands that run in torch.
 
     Values live in numbered places; all that a step needs to know is looked up and checked once, here, and not at each
-    run. ``notes`` say what its user is told of besides; ``is_rearranged`` that it starts collectives otherwise than was
-    captured, so that all processes have to run it, or none; ``is_in_order`` that it calls Python in the order in which
-    that was captured.
+    run. ``mover`` makes the moves of a plan that has some. ``notes`` say what its user is told of besides;
+    ``is_rearranged`` that it starts collectives otherwise than was captured, so that all processes have to run it, or
+    none; ``is_in_order`` that it calls Python in the order in which that was captured.
 
     Raises:
         ExecutionError: the plan calls a function that ``functions`` does not have, or an island of another number, or
-            takes a value that is not there.
+            takes a value that is not there, or it has moves and there is no ``mover``.
     """
 
     def __init__(
-        self, plan: StagePlan, program: Program, functions: Sequence[FunctionSpec], islands: Sequence[Island] = ()
+        self,
+        plan: StagePlan,
+        program: Program,
+        functions: Sequence[FunctionSpec],
+        islands: Sequence[Island] = (),
+        mover: Mover | None = None,
     ) -> None:
+        self._mover = mover
+        # The place of the copy that is under way of a value.
+        self._transfers: dict[str, int] = {}
         self._program = program
         self._islands = islands
         self.notes: tuple[str, ...] = ()
@@ -125,6 +138,11 @@ class StageExecutor:
             if isinstance(arguments, list):
                 arguments.extend(values[: self._arguments])
             raise
+        finally:
+            # Where a step failed, copies are under way of what is freed now.
+            for place in self._transfers.values():
+                if (transfer := values[place]) is not None:
+                    transfer.finish()
         return list(self._results(values))
 
     def find_short_plan(self) -> ShortPlan | None:
@@ -187,6 +205,10 @@ class StageExecutor:
             case UpdateInput():
                 target, value = self._take([step.target, step.value])
                 return _then_free(lambda values, _python: values[target].copy_(values[value]), self._free(freed))
+            case StartOffload() | StartFetch():
+                return self._start_move(step, freed)
+            case FinishOffload() | FinishFetch():
+                return self._finish(step, freed)
             case FinalCallbacks():
                 return _then_free(lambda _values, python: python.final_callbacks(), self._free(freed))
             case Free():
@@ -246,6 +268,47 @@ class StageExecutor:
                 values[place] = result
 
         return run
+
+    def _start_move(self, step: StartOffload | StartFetch, freed: Sequence[str]) -> _Action:
+        if self._mover is None:
+            raise ExecutionError("the plan keeps residuals on the host, and there is nothing that moves them")
+        is_offload = isinstance(step, StartOffload)
+        move = self._mover.offload if is_offload else self._mover.fetch
+        taken, given = self._take(step.arguments), self._give(step.results)
+        transfers = self._give_transfers(step.arguments if is_offload else step.results)
+        unused = self._free(freed)
+
+        def run(values: list[Any], _python: Any) -> None:
+            moved, transfer = move([values[place] for place in taken])
+            for place, under_way, tensor in zip(given, transfers, moved, strict=True):
+                values[place], values[under_way] = tensor, transfer
+            for place in unused:
+                values[place] = None
+
+        return run
+
+    def _finish(self, step: FinishOffload | FinishFetch, freed: Sequence[str]) -> _Action:
+        self._take(step.values)
+        transfers = [self._transfers[value] for value in step.values]
+        unused = [*self._free(step.values if isinstance(step, FinishOffload) else ()), *self._free(freed)]
+
+        def run(values: list[Any], _python: Any) -> None:
+            # Those that were started together are one.
+            under_way: set[Transfer] = {values[place] for place in transfers}
+            for place in transfers:
+                values[place] = None
+            for transfer in under_way:
+                transfer.finish()
+            for place in unused:
+                values[place] = None
+
+        return run
+
+    def _give_transfers(self, values: Sequence[str]) -> list[int]:
+        """Places for copies that are under way, by the values that they are of."""
+        for value in values:
+            self._transfers[value] = self._places.setdefault(f"{value} (under way)", len(self._places))
+        return [self._transfers[value] for value in values]
 
     def _run_island(self, step: RunIsland, freed: Sequence[str]) -> _Action:
         if not 0 <= step.island < len(self._islands):

@@ -12,6 +12,7 @@ import torch
 from retrograd.contract.plan import RunIsland, StagePlan, StartCollective, whole_plan
 from retrograd.contract.roles import BACKWARD, OUTPUT, SAVED
 from retrograd.contract.tensors import FunctionSpec
+from retrograd.runtime.cuda.residual_moves import Mover
 from retrograd.runtime.programs.executor import Program
 from retrograd.runtime.steps.bound_function import BoundFunction
 from retrograd.runtime.steps.islands import IslandTimes
@@ -29,11 +30,14 @@ class StepCalls:
     stages: Sequence[FunctionSpec]
     times: IslandTimes
 
-    def call_of(self, name: str) -> Callable[[Sequence[torch.Tensor]], Sequence[torch.Tensor]]:
-        """Makes the callable of one function."""
-        if not self.times.islands and name not in self.plans:
+    def call_of(
+        self, name: str, moving: StagePlan | None = None, mover: Mover | None = None
+    ) -> Callable[[Sequence[torch.Tensor]], Sequence[torch.Tensor]]:
+        """Makes the callable of one function; by the plan ``moving``, with ``mover``, one that keeps residuals on the
+        host."""
+        if not self.times.islands and name not in self.plans and moving is None:
             return BoundFunction(self.program, self.functions[name], same_step=name == BACKWARD)
-        plan = self.plans.get(name) or whole_plan(self.functions[name])
+        plan = moving or self.plans.get(name) or whole_plan(self.functions[name])
         taken = {
             v
             for p in self.plans.values()
@@ -42,7 +46,7 @@ class StepCalls:
             for v in s.arguments
         }
         stages = [_within_reach(f, taken) for f in self.stages]
-        executor = StageExecutor(plan, self.program, stages, self.times.islands)
+        executor = StageExecutor(plan, self.program, stages, self.times.islands, mover)
         return self.times.timed(executor.run) if self.times.islands else executor.run
 
 

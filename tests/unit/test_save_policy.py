@@ -15,6 +15,7 @@ from retrograd.pipelines.stages.save_policy import (
     SaveRule,
     must_recompute,
     must_save,
+    offload,
     prefer_recompute,
     prefer_save,
     saved_dtype,
@@ -50,13 +51,16 @@ def test_text_and_back() -> None:
         | prefer_save(dtype="f32")
         | prefer_recompute()
         | saved_dtype("int8-block", op="aten.exp")
+        | offload(name="h*")
     )
     assert str(policy) == (
         "must-save op=mm; must-recompute name=h* min-bytes=1; prefer-save dtype=f32; prefer-recompute; "
-        "int8-block op=aten.exp min-bytes=1024"
+        "int8-block op=aten.exp min-bytes=1024; offload name=h* min-bytes=1048576"
     )
     assert SavePolicy.parse(str(policy)) == policy
     assert SavePolicy.parse("") == SavePolicy()
+    assert policy.offloads
+    assert not must_save(op="mm").offloads
     assert hash(policy) == hash(SavePolicy.parse(str(policy)))
 
 

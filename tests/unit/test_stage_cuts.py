@@ -5,13 +5,17 @@
 from __future__ import annotations
 
 import random
-from itertools import combinations
+from collections.abc import Callable
+from itertools import combinations, pairwise
 
 import pytest
 
+from retrograd.contract.plan import RunStage, StagePlan, insert_frees
 from retrograd.pipelines.analysis.partition.joint_graph import JointGraph, Op, Value
 from retrograd.pipelines.analysis.partition.op_kinds import OpKind
+from retrograd.pipelines.analysis.stages.offload_steps import fetch_arguments, offload_results
 from retrograd.pipelines.analysis.stages.stage_cuts import CutFunction, find_cuts, split_behind
+from retrograd.pipelines.stages.budgeted import plan_peak
 
 UNIT = 1 << 12
 
@@ -101,6 +105,71 @@ def test_no_other_cuts_keep_within_the_target_with_fewer_stages(seed: int) -> No
     assert peak(cuts) <= max(target, parts.least_peak)
     fewer = (c for n in range(len(cuts)) for c in combinations(range(1, count), n))
     assert all(peak(c) > target for c in fewer)
+
+
+def forward_chain(sizes: list[int]) -> CutFunction:
+    """A forward each of whose reductions takes what the one before gives, and gives a residual; all of them move."""
+    values = [Value(0, "x", UNIT, None)]
+    values += [Value(n + 1, f"r{n}", size, n) for n, size in enumerate(sizes)]
+    ops = tuple(Op(n, "torch.aten.cumsum", OpKind.REDUCTION, (n,), (n + 1,)) for n in range(len(sizes)))
+    results = tuple(range(1, len(values)))
+    graph = JointGraph(tuple(values), ops, (0,), frozenset(op.id for op in ops), results, ())
+    return CutFunction(graph, tuple((n,) for n in range(len(sizes))), moved=frozenset(results))
+
+
+def backward_chain(sizes: list[int]) -> CutFunction:
+    parts = chain(len(sizes))
+    made = [Value(v.id, v.name, sizes[v.id] if v.producer is None else UNIT, v.producer) for v in parts.graph.values]
+    graph = JointGraph(
+        tuple(made), parts.graph.ops, parts.graph.arguments, frozenset(), (), parts.graph.backward_results
+    )
+    return CutFunction(graph, parts.ops, parts.freed, moved=parts.freed)
+
+
+def plan_of(parts: CutFunction, cuts: tuple[int, ...]) -> tuple[StagePlan, dict[str, list[int]]]:
+    """The plan of the stages, with its moves, and the bytes of what each stage gives."""
+    graph, steps, sizes = parts.graph, [], {}
+    for number, (first, end) in enumerate(pairwise((0, *cuts, len(parts)))):
+        ops = [graph.ops[op] for part in parts.ops[first:end] for op in part]
+        given = [v for op in ops for v in op.results]
+        taken = dict.fromkeys(v for op in ops for v in op.operands if v not in given)
+        steps.append(RunStage(f"s{number}", tuple(map(str, taken)), tuple(map(str, given))))
+        sizes[f"s{number}"] = [graph.values[v].bytes for v in given]
+    results = tuple(map(str, (*graph.forward_results, *graph.backward_results)))
+    plan = insert_frees(StagePlan(tuple(map(str, graph.arguments)), tuple(steps), results))
+    if graph.forward_results:
+        return offload_results(plan, {str(v) for v in parts.moved}), sizes
+    return fetch_arguments(plan, {str(v): graph.values[v].bytes for v in parts.moved}), sizes
+
+
+def peak_of(parts: CutFunction, cuts: tuple[int, ...]) -> int:
+    stages = list(pairwise((0, *cuts, len(parts))))
+    leaving = [0, *(parts.leaving(*stage) for stage in stages[:-1])]
+    coming = [*(parts.coming(*stage) for stage in stages[1:]), 0]
+    return max(parts.peak(*s) + out + back for s, out, back in zip(stages, leaving, coming, strict=True))
+
+
+@pytest.mark.parametrize("seed", range(20))
+@pytest.mark.parametrize("make", [forward_chain, backward_chain])
+def test_what_moves_counts_as_the_plan_that_moves_it_says(make: Callable[[list[int]], CutFunction], seed: int) -> None:
+    draw = random.Random(seed)
+    parts = make([draw.randint(1, 9) * UNIT for _ in range(draw.randint(2, 8))])
+    for _ in range(5):
+        cuts = tuple(sorted(draw.sample(range(1, len(parts)), draw.randint(0, len(parts) - 1))))
+        assert peak_of(parts, cuts) == plan_peak(*plan_of(parts, cuts), {})
+    assert parts.least_peak == peak_of(parts, tuple(range(1, len(parts))))
+    for floor in (0, draw.randint(0, parts.whole_peak)):
+        (chosen,) = find_cuts([parts], floor=floor)
+        assert peak_of(parts, chosen) <= max(floor, int(parts.least_peak * 1.02))
+
+
+def test_moved_residuals_take_two_stages_worth_at_a_time() -> None:
+    # Held are a residual of 4 on its way, the next, and gradients of 1.
+    assert forward_chain([4 * UNIT] * 8).least_peak == 8 * UNIT
+    assert forward_chain([4 * UNIT] * 8).whole_peak == 32 * UNIT
+    assert backward_chain([4 * UNIT] * 8).least_peak == 7 * UNIT + 8 * UNIT
+    # A stage of five leaves while one of one runs, and that while one of two does.
+    assert find_cuts([forward_chain([4 * UNIT] * 8)], floor=24 * UNIT) == [(5, 6)]
 
 
 def test_runs_end_behind_what_ends_them_and_the_last_takes_the_rest() -> None:

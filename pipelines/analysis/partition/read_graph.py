@@ -39,6 +39,7 @@ from retrograd.pipelines.analysis.layout.tensor_types import (
 from retrograd.pipelines.analysis.partition.joint_graph import JointGraph, Op, Value
 from retrograd.pipelines.analysis.partition.op_kinds import OpKind, op_kind
 from retrograd.pipelines.analysis.partition.value_numbering import (
+    KEPT_ON_HOST,
     STORED,
     find_reshaped,
     find_transposed,
@@ -49,7 +50,7 @@ from retrograd.pipelines.infra.functions import functions
 
 # What was asked of an op is no part of what it computes.
 MARKS = (BWD_RECOMPUTE, BWD_BLOCK, BWD_LABEL)
-_IGNORED = (BWD_VALUES, BWD_SHAPES, STORED, BWD_PACKED_AS, *MARKS)
+_IGNORED = (BWD_VALUES, BWD_SHAPES, STORED, KEPT_ON_HOST, BWD_PACKED_AS, *MARKS)
 _OPERATOR = "torch.operator"
 # Types of tensors that ops write to.
 _MUTABLE = "!torch.tensor"

@@ -87,6 +87,8 @@ def number_repeated(graph: JointGraph, meanings: Sequence[Hashable | None]) -> d
 
 # The narrower type that an op's results are saved in.
 STORED = "bwd.saved_dtype"
+# Of an op: its results are kept on the host, where they are saved.
+KEPT_ON_HOST = "bwd.offload"
 
 
 def stored_bytes(value: ir.OpResult, shape: tuple[int, ...] | None, packed: Mapping[str, int]) -> int | None:

@@ -6,6 +6,9 @@ One function holds all that it takes and gives for as long as it runs. Of functi
 before the stage of the forward that gives it and is freed after the last stage of the backward that takes it, and a
 gradient has none before the stage that gives it. A stage more costs some 10 us, and what crosses its border is written
 to memory, so that there are no more of them than the peak asks for.
+
+Residuals that are on the host between the halves leave while the stage behind the one that gives them runs, and come
+back while the one in front of the first that takes them does.
 """
 
 from __future__ import annotations
@@ -28,13 +31,15 @@ class CutFunction:
     """A function as runs of ops between which it can be cut, in order (``ops``).
 
     ``freed`` are the arguments that are nobody else's and may be freed after their last use; what else it takes is not
-    counted. ``outside`` are bytes that are alive all through it.
+    counted. ``outside`` are bytes that are alive all through it. ``moved`` are results and freed arguments that are on
+    the host before and after.
     """
 
     graph: JointGraph
     ops: tuple[tuple[int, ...], ...]
     freed: frozenset[int] = frozenset()
     outside: int = 0
+    moved: frozenset[int] = frozenset()
 
     def __len__(self) -> int:
         return len(self.ops)
@@ -47,15 +52,31 @@ class CutFunction:
     @cached_property
     def least_peak(self) -> int:
         """The peak with all cuts that there can be."""
-        return max((self.peak(part, part + 1) for part in range(len(self))), default=self.outside)
+        alone = [self.peak(part, part + 1) for part in range(len(self))]
+        leaving = [self.leaving(part - 1, part) if part else 0 for part in range(len(self))]
+        coming = [self.coming(part, part + 1) for part in range(1, len(self))] + [0]
+        return max(map(sum, zip(alone, leaving, coming, strict=False)), default=self.outside)
+
+    def leaving(self, first: int, end: int) -> int:
+        """Bytes that a stage of these parts gives and that leave while the next one runs, which needs none of them."""
+        return self._bytes([v for v in self._given(first, end) if v in self.moved and self._last_uses.get(v, -1) < end])
+
+    def coming(self, first: int, end: int) -> int:
+        """Bytes that come back before a stage of these parts, the first to take them, runs."""
+        return self._bytes([v for v in self.moved if first <= self._first_uses.get(v, -1) < end])
+
+    def _given(self, first: int, end: int) -> list[int]:
+        return [v for part in self.ops[first:end] for op in part for v in self.graph.ops[op].results]
 
     def peak(self, first: int, end: int) -> int:
-        """Bytes alive at the worst moment of a stage of the parts from ``first`` up to ``end``, excluding it."""
+        """Bytes alive at the worst moment of a stage of the parts from ``first`` up to ``end``, excluding it; without
+        what leaves or comes for its neighbours meanwhile."""
         ops = tuple(op for part in self.ops[first:end] for op in part)
-        given = [v for op in ops for v in self.graph.ops[op].results]
+        given = self._given(first, end)
         kept = [v for v in given if v in self._makers and self._outlives(v, end)]
         formed = find_steps(self.graph, ops, self._find_near(ops, set(given)), kept)
-        return self.outside + self._held_bytes[first] + self._bytes(kept) + compute_scratch(formed)
+        held = self._held_bytes[first] + self.coming(first, end)
+        return self.outside + held + self._bytes(kept) + compute_scratch(formed)
 
     def _find_near(self, ops: Sequence[int], inside: Collection[int]) -> dict[int, None]:
         """The values from outside that ``ops`` take, and those that these are views or lists of: what they run on. (To
@@ -78,8 +99,9 @@ class CutFunction:
         """For each part the bytes of all that is in memory when a stage starts that begins with it."""
         change = [0] * (len(self) + 2)
         for value in dict.fromkeys(self._owned):
-            made = self._makers.get(value, -1)
-            last = len(self) if value in self._results else self._last_uses.get(value, -1)
+            made = self._makers.get(value, self._first_uses.get(value, -1) if value in self.moved else -1)
+            stays = value in self._results and value not in self.moved
+            last = len(self) if stays else self._last_uses.get(value, -1)
             if made < last:
                 change[made + 1] += self.graph.values[value].bytes
                 change[last + 1] -= self.graph.values[value].bytes
@@ -112,6 +134,20 @@ class CutFunction:
             for v in self.graph.ops[op].results
             if op not in free or v in self._results
         }
+
+    @cached_property
+    def _first_uses(self) -> dict[int, int]:
+        """The first part that takes each moved argument or a view of it."""
+        first: dict[int, int] = {}
+        free = self.graph.free_ops
+        for number, part in enumerate(self.ops):
+            for value in [v for op in part if op not in free for v in self.graph.ops[op].operands]:
+                first.setdefault(value, number)
+        for view in reversed([op for op in self.graph.ops if op.id in free]):
+            found = [first[v] for v in view.results if v in first]
+            for operand in view.operands if found else ():
+                first[operand] = min(first.get(operand, len(self)), *found)
+        return {value: first[value] for value in self.moved & self.freed if value in first}
 
     @cached_property
     def _last_uses(self) -> dict[int, int]:
@@ -147,22 +183,41 @@ def _as_few(function: CutFunction, target: int) -> tuple[int, ...]:
     if function.whole_peak <= target:
         return ()
     cuts: list[int] = []
-    start = 0
-    while (end := _longest(function, start, target)) < len(function):
+    before, start = 0, 0
+    while (end := _longest(function, before, start, target)) < len(function):
         cuts.append(end)
-        start = end
+        before, start = start, end
     return tuple(cuts)
 
 
-def _longest(function: CutFunction, start: int, target: int) -> int:
-    """Where the longest stage from ``start`` on ends whose peak is ``target`` or less; it has one part at the least."""
+def _longest(function: CutFunction, before: int, start: int, target: int) -> int:
+    """Where the longest stage from ``start`` on ends whose peak is ``target`` or less, with what leaves from the one
+    from ``before`` to it, whose peak in turn is so with what comes for this one, and which leaves as much room for the
+    part behind it; it has one part at the least."""
+    leaving = function.leaving(before, start)
+    room = target - function.peak(before, start) if function.moved and start else target
+
+    def is_within(end: int) -> bool:
+        peak = function.peak(start, end)
+        if leaving + peak > target:
+            return False
+        next_fits = (
+            not function.moved
+            or end == len(function)
+            or (
+                peak + function.coming(end, end + 1) <= target
+                and function.leaving(start, end) + function.peak(end, end + 1) <= target
+            )
+        )
+        return next_fits and function.coming(start, end) <= room
+
     step, fits = 1, start + 1
-    while fits + step <= len(function) and function.peak(start, fits + step) <= target:
+    while fits + step <= len(function) and is_within(fits + step):
         fits += step
         step *= 2
     while step > 1:
         step //= 2
-        if fits + step <= len(function) and function.peak(start, fits + step) <= target:
+        if fits + step <= len(function) and is_within(fits + step):
             fits += step
     return fits
 

@@ -15,20 +15,21 @@ from retrograd.pipelines.analysis.layout.tensor_types import element_type
 from retrograd.pipelines.analysis.partition.joint_graph import JointGraph, Op
 from retrograd.pipelines.analysis.partition.op_kinds import OpKind
 from retrograd.pipelines.analysis.partition.read_graph import ReadGraph, read_joint
-from retrograd.pipelines.analysis.partition.value_numbering import STORED
+from retrograd.pipelines.analysis.partition.value_numbering import KEPT_ON_HOST, STORED
 from retrograd.pipelines.infra.functions import find_function
 from retrograd.pipelines.infra.passes import VALUE, ModulePass, PassFailure
-from retrograd.pipelines.stages.save_policy import ACTIONS, SavePolicy, SaveRule
+from retrograd.pipelines.stages.save_policy import ACTIONS, OFFLOAD, SavePolicy, SaveRule
 
 
 class BwdApplySavePolicy(ModulePass):
-    """Writes ``bwd.recompute`` and ``bwd.saved_dtype`` on ops of the forward in ``@joint`` that a rule matches.
+    """Writes ``bwd.recompute``, ``bwd.saved_dtype`` and ``bwd.offload`` on ops of the forward in ``@joint`` that a rule
+    matches.
 
     What the model itself says must be (``retrograd.save``, a checkpoint's policy) stays; a rule that says that it must
     be otherwise is an error. A preference gives way to the rules.
     """
 
-    description = "Mark ops by the user's rules on what to save, to recompute, and in what type"
+    description = "Mark ops by the user's rules on what to save, to recompute, in what type, and where"
 
     rules: str = field(default="", metadata={"help": "such as 'must-save op=mm; bf16 min-bytes=1024'"})
     unmatched: Literal["error", "ignore"] = field(
@@ -76,9 +77,11 @@ def mark_op(read: ReadGraph, op: Op, policy: SavePolicy) -> list[SaveRule]:
     tagging = next((rule for rule in found if rule.action in ACTIONS), None)
     if tagging is not None:
         _set_tag(target, op.tag, ACTIONS[tagging.action], tagging)
-    stored = next((rule for rule in found if rule.action not in ACTIONS), None)
+    stored = next((rule for rule in found if rule.action not in (*ACTIONS, OFFLOAD)), None)
     if stored is not None:
-        _set_stored(read, op, stored.action)
+        _mark_maker(read, op, STORED, ir.StringAttr.get(stored.action))
+    if any(rule.action == OFFLOAD for rule in found):
+        _mark_maker(read, op, KEPT_ON_HOST, ir.UnitAttr.get())
     return found
 
 
@@ -90,12 +93,12 @@ def _set_tag(target: ir.Operation, given: Tag | None, wanted: Tag, rule: SaveRul
         target.attributes[BWD_RECOMPUTE] = ir.StringAttr.get(wanted.value)
 
 
-def _set_stored(read: ReadGraph, op: Op, format: str) -> None:
-    """The type to save in, on the op that makes the value: for a view of all of it, the one that it looks at."""
+def _mark_maker(read: ReadGraph, op: Op, name: str, mark: ir.Attribute) -> None:
+    """Say how to save, on the op that makes the value: for a view of all of it, the one that it looks at."""
     values, root = read.graph.values, read.graph.view_root(op.results[0])
     producer = values[root].producer if values[root].bytes == values[op.results[0]].bytes else op.id
     if producer is not None:
-        read.ops[producer].attributes[STORED] = ir.StringAttr.get(format)
+        read.ops[producer].attributes[name] = mark
 
 
 def _is_candidate(graph: JointGraph, op: Op) -> bool:

@@ -20,7 +20,7 @@ from retrograd.pipelines.analysis.partition.read_graph import (
     set_function_type,
     text_attributes,
 )
-from retrograd.pipelines.analysis.partition.value_numbering import STORED, packed_as, stored_format
+from retrograd.pipelines.analysis.partition.value_numbering import KEPT_ON_HOST, STORED, packed_as, stored_format
 from retrograd.pipelines.infra.functions import find_function, functions
 from retrograd.pipelines.infra.passes import ModulePass, PassFailure
 from retrograd.pipelines.transforms.helpers.maker import Maker
@@ -186,6 +186,8 @@ def pack_save(save: ir.Operation, name: str, packer: Packer, following: ir.Opera
     at = save if following.name == "bwd.save" else following
     packed = packer.pack(TorchBuilder(Maker(ir.InsertionPoint(at), value.owner.location), shape), value, name)
     for part_name, part in packed.items():
+        if KEPT_ON_HOST in value.owner.attributes and isinstance(part, ir.OpResult):
+            part.owner.attributes[KEPT_ON_HOST] = ir.UnitAttr.get()
         Maker.before(save).op("bwd.save", [part], attributes={"name": ir.StringAttr.get(part_name)})
     return [(part_name, part.type) for part_name, part in packed.items()]
 

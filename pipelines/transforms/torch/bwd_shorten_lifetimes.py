@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import field
 from itertools import count, islice, pairwise
 
-from retrograd.contract.attributes import BWD_NAME, BWD_ROLE
+from retrograd.contract.attributes import BWD_NAME, BWD_ROLE, BWD_VALUE
 from retrograd.contract.plan import StagePlan
 from retrograd.contract.roles import BACKWARD, FORWARD, SAVED, is_own_residual
 from retrograd.dialects import ir
@@ -26,6 +26,7 @@ from retrograd.pipelines.transforms.helpers.hook_reader import (
     returned_values,
     with_views,
 )
+from retrograd.pipelines.transforms.torch.bwd_offload_saved import read_offloaded
 from retrograd.pipelines.transforms.torch.bwd_outline_stages import outline_function
 from retrograd.pipelines.transforms.torch.bwd_schedule_hooks import apply_order
 
@@ -34,6 +35,8 @@ class BwdShortenLifetimes(ModulePass):
     """Cuts ``@forward`` into ``@forward_0``, ``@forward_1``, ... behind residuals, and ``@backward`` behind gradients,
     where that lowers the peak of live bytes of a step, and leaves the plans that run them: these allocate what a stage
     gives when it runs, and free each residual after its last use.
+
+    Residuals that ``bwd-offload-saved`` listed are on the host between the halves, and count while they are not.
 
     The stages are the fewest that reach the least peak that any have. Results come in the order that they had, and what
     each needs right before it. Functions that gain less than ``gain`` stay whole, and what keeps the
@@ -73,16 +76,21 @@ class BwdShortenLifetimes(ModulePass):
         self, found: Mapping[str, ir.Operation], read: ReadHooks, name: str, order: Sequence[Sequence[int]]
     ) -> CutFunction:
         ops = tuple(tuple(read.with_scalars(op for task in part for op in read.ops[task])) for part in order)
+        listed = read_offloaded(found[name].parent.operation)
         if name == FORWARD:
-            return CutFunction(read.source.graph, ops)
-        own, lent = set[int](), 0
+            given = zip(returned_values(read, found[name]), attribute_dicts(found[name], "res_attrs"), strict=True)
+            moved = {v for v, role in given if role.get(BWD_ROLE) == SAVED and role.get(BWD_VALUE) in listed}
+            return CutFunction(read.source.graph, ops, moved=frozenset(moved))
+        own, moved, lent = set[int](), set[int](), 0
         roles = attribute_dicts(found[name], "arg_attrs")
         for value, role in zip(read.source.graph.arguments, roles, strict=True):
+            if role.get(BWD_VALUE) in listed:
+                moved.add(value)
             if is_own_residual(role.get(BWD_ROLE, ""), role.get(BWD_NAME, "")):
                 own.add(value)
             elif role.get(BWD_ROLE) == SAVED:
                 lent += read.source.graph.values[value].bytes
-        return CutFunction(read.source.graph, ops, frozenset(own), lent)
+        return CutFunction(read.source.graph, ops, frozenset(own), lent, frozenset(moved & own))
 
     def _outline(
         self, func: ir.Operation, read: ReadHooks, name: str, order: Sequence[Order], cuts: Sequence[int]

@@ -55,3 +55,38 @@ func.func @backward(%x: !m {bwd.role = "input", bwd.name = "x"}, %t: !m {bwd.rol
   %g = torch.aten.mul.Tensor %x, %t : !m, !m -> !m
   return %g : !m
 }
+
+// -----
+
+!m = !torch.vtensor<[64,64],f32>
+
+// What is on the host between the halves counts while it is not. The forward is cut too: what it gives leaves behind its
+// last use, four matrices at a time.
+// CHECK: module attributes {bwd.island_plans = {backward = {{.*}}function = "backward_5"
+// CHECK-SAME: forward = {arguments = ["w", "x"]
+// CHECK-SAME: {arguments = ["w", "x"], function = "forward_0", results = ["a", "b", "c"], step = "run_stage"}
+// CHECK-SAME: {arguments = ["w", "c"], function = "forward_1", results = ["d"], step = "run_stage"}
+// CHECK-SAME: {arguments = ["w", "d"], function = "forward_2", results = ["e", "f", "y"], step = "run_stage"}
+module attributes {bwd.offloaded = ["a", "b", "c", "d", "e", "f"]} {
+func.func @forward(%w: !m {bwd.role = "param", bwd.name = "w", bwd.value = "w"}, %x: !m {bwd.role = "input", bwd.name = "x", bwd.value = "x"})
+    -> (!m {bwd.role = "output", bwd.name = "out", bwd.value = "y"}, !m {bwd.role = "saved", bwd.name = "saved.a", bwd.value = "a"}, !m {bwd.role = "saved", bwd.name = "saved.b", bwd.value = "b"}, !m {bwd.role = "saved", bwd.name = "saved.c", bwd.value = "c"}, !m {bwd.role = "saved", bwd.name = "saved.d", bwd.value = "d"}, !m {bwd.role = "saved", bwd.name = "saved.e", bwd.value = "e"}, !m {bwd.role = "saved", bwd.name = "saved.f", bwd.value = "f"}) {
+  %a = torch.aten.mm %x, %w {bwd.values = ["a"]} : !m, !m -> !m
+  %b = torch.aten.mm %a, %w {bwd.values = ["b"]} : !m, !m -> !m
+  %c = torch.aten.mm %b, %w {bwd.values = ["c"]} : !m, !m -> !m
+  %d = torch.aten.mm %c, %w {bwd.values = ["d"]} : !m, !m -> !m
+  %e = torch.aten.mm %d, %w {bwd.values = ["e"]} : !m, !m -> !m
+  %f = torch.aten.mm %e, %w {bwd.values = ["f"]} : !m, !m -> !m
+  %y = torch.aten.mm %f, %w {bwd.values = ["y"]} : !m, !m -> !m
+  return %y, %a, %b, %c, %d, %e, %f : !m, !m, !m, !m, !m, !m, !m
+}
+func.func @backward(%w: !m {bwd.role = "param", bwd.name = "w", bwd.value = "w"}, %a: !m {bwd.role = "saved", bwd.name = "saved.a", bwd.value = "a"}, %b: !m {bwd.role = "saved", bwd.name = "saved.b", bwd.value = "b"}, %c: !m {bwd.role = "saved", bwd.name = "saved.c", bwd.value = "c"}, %d: !m {bwd.role = "saved", bwd.name = "saved.d", bwd.value = "d"}, %e: !m {bwd.role = "saved", bwd.name = "saved.e", bwd.value = "e"}, %f: !m {bwd.role = "saved", bwd.name = "saved.f", bwd.value = "f"}, %t: !m {bwd.role = "tangent", bwd.name = "tangent.out", bwd.value = "t"})
+    -> (!m {bwd.role = "grad", bwd.name = "grad.x"}) {
+  %d0 = torch.aten.mm %t, %f {bwd.values = ["d0"]} : !m, !m -> !m
+  %d1 = torch.aten.mm %d0, %e {bwd.values = ["d1"]} : !m, !m -> !m
+  %d2 = torch.aten.mm %d1, %d {bwd.values = ["d2"]} : !m, !m -> !m
+  %d3 = torch.aten.mm %d2, %c {bwd.values = ["d3"]} : !m, !m -> !m
+  %d4 = torch.aten.mm %d3, %b {bwd.values = ["d4"]} : !m, !m -> !m
+  %g = torch.aten.mm %d4, %a {bwd.values = ["g"]} : !m, !m -> !m
+  return %g : !m
+}
+}

@@ -1,0 +1,55 @@
+# Part of the retrograd project, under the Apache License v2.0 with LLVM Exceptions.
+# SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+"""``bwd-offload-saved``: which residuals go to memory of the host."""
+
+from __future__ import annotations
+
+from retrograd.contract.attributes import BWD_NAME, BWD_ROLE, BWD_VALUE
+from retrograd.contract.roles import BACKWARD, FORWARD, is_own_residual
+from retrograd.dialects import ir
+from retrograd.pipelines.analysis.partition.read_graph import attribute_dicts
+from retrograd.pipelines.analysis.partition.value_numbering import KEPT_ON_HOST
+from retrograd.pipelines.infra.functions import find_function, only_block
+from retrograd.pipelines.infra.passes import ModulePass, PassFailure
+from retrograd.pipelines.transforms.helpers.barriers import walk
+
+OFFLOADED = "bwd.offloaded"
+
+
+class BwdOffloadSaved(ModulePass):
+    """Lists on the module, as ``bwd.offloaded = ["exp"]``, the residuals whose op has ``bwd.offload``: the runtime
+    keeps them on the host. What is an output too stays where its owner has it. The marks are gone afterwards, so that
+    kernels are the same with them and without.
+    """
+
+    description = "List the residuals that go to memory of the host"
+
+    def apply(self, module: ir.Operation) -> None:
+        forward, backward = (find_function(module, name) for name in (FORWARD, BACKWARD))
+        if forward is None or backward is None:
+            message = f"{self.name}: no functions @forward and @backward in the module"
+            raise PassFailure(module, message, "run bwd-partition first")
+        own = {
+            entry.get(BWD_VALUE, "")
+            for entry in attribute_dicts(backward, "arg_attrs")
+            if is_own_residual(entry.get(BWD_ROLE, ""), entry.get(BWD_NAME, ""))
+        }
+        ops = [op for func in (forward, backward) for op in walk(only_block(func, self.name))]
+        saves = [op for op in ops if op.name == "bwd.save"]
+        named = {ir.StringAttr(op.attributes["name"]).value: op.operands[0] for op in saves}
+        kept = [name for name, value in named.items() if name in own and _is_marked(value)]
+        for op in [op for op in ops if KEPT_ON_HOST in op.attributes]:
+            del op.attributes[KEPT_ON_HOST]
+        if kept:
+            module.attributes[OFFLOADED] = ir.ArrayAttr.get([ir.StringAttr.get(name) for name in kept])
+
+
+def read_offloaded(module: ir.Operation) -> tuple[str, ...]:
+    """Read which residuals ``bwd-offload-saved`` listed on a module, by the names of their values."""
+    if OFFLOADED not in module.attributes:
+        return ()
+    return tuple(ir.StringAttr(name).value for name in ir.ArrayAttr(module.attributes[OFFLOADED]))
+
+
+def _is_marked(value: ir.Value) -> bool:
+    return isinstance(value, ir.OpResult) and KEPT_ON_HOST in value.owner.attributes

@@ -1,0 +1,138 @@
+# Part of the retrograd project, under the Apache License v2.0 with LLVM Exceptions.
+# SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+"""Moves residuals to pinned memory of the host and back, on a stream of its own beside the one that computes.
+
+Memory of the device is taken and given back in the order of the stream that computes, which waits for a copy before
+anything else may use what that reads or writes: what the device holds does not depend on how fast the link is.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cache
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+# Bytes that are copied to measure the link, and how often.
+_PROBE_BYTES, _PROBES = 1 << 26, 3
+
+
+class Transfer(Protocol):
+    """Copies that were started together."""
+
+    def finish(self) -> None:
+        """Have what is queued from here on wait until they are done."""
+
+
+class Mover(Protocol):
+    """Copies tensors between a device and its host, beside what computes."""
+
+    def offload(self, tensors: Sequence[Tensor]) -> tuple[list[Tensor], Transfer]:
+        """Begin to copy tensors to the host; they are not to be let go of or written to before that is finished."""
+
+    def fetch(self, tensors: Sequence[Tensor]) -> tuple[list[Tensor], Transfer]:
+        """Begin to copy tensors back from the host; what is on the device is given as it is."""
+
+    def is_host(self, tensor: Tensor) -> bool:
+        """Whether a tensor is one that is on the host."""
+
+    def is_free(self) -> bool:
+        """Whether nobody records what is queued, who would record the copies too."""
+
+    def measure(self) -> tuple[float, float]:
+        """Bytes a second to the host and back, measured once."""
+
+
+@dataclass(eq=False)
+class CudaTransfer:
+    """Copies up to an event on the stream that they are on; keeps what they read and write."""
+
+    done: torch.cuda.Event
+    device: torch.device
+    held: Sequence[Tensor]
+
+    def finish(self) -> None:
+        """As :class:`Transfer`."""
+        torch.cuda.current_stream(self.device).wait_event(self.done)
+        self.held = ()
+
+
+class CudaMover:
+    """Moves tensors of one CUDA device. Pinned memory is of torch's own allocator, which keeps what is given back until
+    the copies of it are done. The stream is made at the first move. Safe in several threads: copies are in the order in
+    which they were started."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._made: torch.cuda.Stream | None = None
+        self._lock = threading.Lock()
+        self._measured: tuple[float, float] | None = None
+
+    def offload(self, tensors: Sequence[Tensor]) -> tuple[list[Tensor], Transfer]:
+        """As :class:`Mover`."""
+        hosts = [torch.empty_like(tensor, device="cpu", pin_memory=True) for tensor in tensors]
+        return hosts, self._copy(tensors, hosts)
+
+    def fetch(self, tensors: Sequence[Tensor]) -> tuple[list[Tensor], Transfer]:
+        """As :class:`Mover`. Memory for them is of the stream that computes, and may be what other work there has
+        given up that is still queued: the copies are behind it."""
+        given = [torch.empty_like(t, device=self._device) if self.is_host(t) else t for t in tensors]
+        moved = [(t, g) for t, g in zip(tensors, given, strict=True) if g is not t]
+        return given, self._copy([t for t, _ in moved], [g for _, g in moved])
+
+    def is_host(self, tensor: Tensor) -> bool:
+        """As :class:`Mover`."""
+        return tensor.device.type == "cpu"
+
+    def is_free(self) -> bool:
+        """As :class:`Mover`."""
+        return not torch.cuda.is_current_stream_capturing()
+
+    def measure(self) -> tuple[float, float]:
+        """As :class:`Mover`."""
+        with self._lock:
+            if self._measured is None:
+                self._measured = self._measure()
+            return self._measured
+
+    def _copy(self, sources: Sequence[Tensor], targets: Sequence[Tensor]) -> CudaTransfer:
+        stream = self._stream()
+        stream.wait_stream(torch.cuda.current_stream(self._device))
+        with torch.cuda.stream(stream):
+            for source, target in zip(sources, targets, strict=True):
+                target.copy_(source, non_blocking=True)
+            done = stream.record_event()
+        return CudaTransfer(done, self._device, [*sources, *targets])
+
+    def _stream(self) -> torch.cuda.Stream:
+        if self._made is None:
+            with self._lock:
+                self._made = self._made or torch.cuda.Stream(self._device)
+        return self._made
+
+    def _measure(self) -> tuple[float, float]:
+        on_device = torch.empty(_PROBE_BYTES, dtype=torch.uint8, device=self._device)
+        on_host = torch.empty(_PROBE_BYTES, dtype=torch.uint8, pin_memory=True)
+        out = min(self._time(on_device, on_host) for _ in range(_PROBES))
+        back = min(self._time(on_host, on_device) for _ in range(_PROBES))
+        return _PROBE_BYTES / out, _PROBE_BYTES / back
+
+    def _time(self, source: Tensor, target: Tensor) -> float:
+        """Seconds that a copy takes."""
+        start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        with torch.cuda.device(self._device):
+            start.record()
+            target.copy_(source, non_blocking=True)
+            end.record()
+        end.synchronize()
+        return float(start.elapsed_time(end)) / 1e3
+
+
+@cache
+def mover_of(device: torch.device) -> Mover:
+    """The one mover of a CUDA device."""
+    return CudaMover(device)
