@@ -165,6 +165,14 @@ def native_batch_norm_backward(
     return grad_x.to(x.dtype), grad_weight, total.to(kind) if output_mask[2] else None
 
 
+def smooth_l1_loss_backward(grad: Tensor, x: Tensor, target: Tensor, reduction: int, beta: float) -> Tensor:
+    """``aten.smooth_l1_loss_backward``: NaN of what is NaN, since it is not beyond ``beta``."""
+    difference = x - target
+    share = grad / difference.numel() if reduction == 1 else grad
+    slope = torch.where(difference.abs() >= beta, torch.sign(difference), difference / beta)
+    return slope * share
+
+
 def _drop(x: Tensor, axes: Sequence[int]) -> Tensor:
     return aten.squeeze.dims(x, axes)
 
@@ -187,6 +195,11 @@ ENTRIES = (
         aten._trilinear.default,
         trilinear,
         "torch-mlir takes a size of 0 for 1 in the product, and checks at run time that the shapes go together",
+    ),
+    Decomposition(
+        aten.smooth_l1_loss_backward.default,
+        smooth_l1_loss_backward,
+        "PyTorch's form takes NaN for beyond beta, where it has no sign: a gradient of zero",
     ),
     Decomposition(aten._weight_norm_interface_backward.default, weight_norm_backward, NO_LOWERING),
     Decomposition(

@@ -14,7 +14,7 @@ from typing import Any
 from torch._ops import OpOverload
 from torch_mlir.extras.fx_decomp_util import get_decomposition_table
 
-from retrograd.frontend.decompositions import attention, class_gradients, functions, numerics, sampling, sums
+from retrograd.frontend.decompositions import attention, class_gradients, functions, numerics, quotients, sampling, sums
 from retrograd.frontend.decompositions.convolutions import convolution
 from retrograd.frontend.decompositions.entry import Decomposition
 from retrograd.frontend.decompositions.matrices import distances, experts
@@ -50,6 +50,7 @@ DECOMPOSITIONS: tuple[Decomposition, ...] = (
     *grid_sample.ENTRIES,
     *functions.ENTRIES,
     *numerics.ENTRIES,
+    *quotients.ENTRIES,
     *sampling.ENTRIES,
     *sorting.ENTRIES,
     *axes.ENTRIES,

@@ -20,6 +20,7 @@ PASSES: dict[str, str] = {
     "bwd-crop-windows": "retrograd.pipelines.transforms.linalg.bwd_crop_windows:BwdCropWindows",
     "bwd-cse": "retrograd.pipelines.transforms.torch.bwd_cse:BwdCse",
     "bwd-drop-tangents": "retrograd.pipelines.transforms.torch.bwd_drop_tangents:BwdDropTangents",
+    "bwd-expand-angles": "retrograd.pipelines.transforms.linalg.bwd_expand_angles:BwdExpandAngles",
     "bwd-expand-erf": "retrograd.pipelines.transforms.device.bwd_expand_erf:BwdExpandErf",
     "bwd-expand-sines": "retrograd.pipelines.transforms.device.bwd_expand_sines:BwdExpandSines",
     "bwd-expand-tanh": "retrograd.pipelines.transforms.device.bwd_expand_tanh:BwdExpandTanh",

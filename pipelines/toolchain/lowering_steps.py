@@ -147,6 +147,7 @@ LOWERING: tuple[Step, ...] = (
         "bwd-keep-nans", ALL, "torch-mlir gives a number for the larger of two of which one is none; one op a body here"
     ),
     Step("bwd-expand-powers", ALL, "IREE computes powers by the logarithm, also of what has none"),
+    Step("bwd-expand-angles", ALL, "IREE computes atan2 by a quotient, also of zero and zero, and loses signs"),
     Step("bwd-crop-windows", ALL, "IREE takes a single window of a tensor for all of it, and writes as much"),
     Step("bwd-export-complex", ALL, "callers see complex numbers where pairs are computed with"),
     Step(

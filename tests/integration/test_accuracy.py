@@ -159,6 +159,29 @@ def test_powers_of_what_is_not_above_zero() -> None:
     torch.testing.assert_close(*results, equal_nan=True)
 
 
+def quotients(x: Tensor, y: Tensor) -> list[Tensor]:
+    """Angles, and what whole quotients are and leave."""
+    number = x * 1.0
+    floors = [torch.div(number, y, rounding_mode="floor"), torch.div(number, 0.3, rounding_mode="floor")]
+    return [torch.atan2(x, y), torch.fmod(x, y), torch.fmod(x, 0.3), torch.remainder(x, y), *floors]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, pytest.param(torch.float64, marks=pytest.mark.long)])
+def test_quotients_of_zeros_and_infinities(dtype: torch.dtype) -> None:
+    """IREE computes an angle by a quotient, torch-mlir what is left by a rounded one: 1.5 / 0.3 is less than 5."""
+    numbers = [0.0, -0.0, 1.5, -1.5, 0.3, 0.7, -100.0, 5.5, 1e-30, math.inf, -math.inf, math.nan]
+    grid = [t.flatten() for t in torch.meshgrid(*[torch.tensor(numbers, dtype=dtype)] * 2, indexing="ij")]
+    results = []
+    # Of float64 angles are PyTorch's.
+    step = retrograd.compile_backward(quotients, [t.clone().requires_grad_() for t in grid], verify=False)
+    for call in (step, quotients):
+        x, y = (t.clone().requires_grad_() for t in grid)
+        outputs = call(x, y)
+        results.append([*outputs, *torch.autograd.grad(outputs[0].nansum(), (x, y))])
+    torch.testing.assert_close(*results, equal_nan=True)
+    assert torch.equal(*[angles[0].nan_to_num().signbit() for angles in results])
+
+
 def buckets(count: int) -> Tensor:
     """Which bucket of a logarithmic scale each distance is in, as of relative positions; many are on a border."""
     distances = torch.arange(1, count + 1)

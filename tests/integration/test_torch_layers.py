@@ -78,6 +78,7 @@ def chosen_of_nans(x: Tensor, y: Tensor) -> tuple[Tensor, ...]:
         F.hardsigmoid(x),
         torch.where(x > y, x, y),
         torch.where(x < y, x, y),
+        F.smooth_l1_loss(x, y, reduction="none", beta=0.5),
     )
 
 
@@ -115,6 +116,28 @@ def test_what_is_no_number_stays_none() -> None:
         # Of hardtanh's at NaN PyTorch's own kernels say 0 or 1.
         compared[7:9] = ~given[number][7:9].isnan()
         torch.testing.assert_close(a[compared], b[compared], equal_nan=True)
+
+
+def places_of_nans(x: Tensor) -> list[Tensor]:
+    """Values by where they are, beside the places, of rows and of windows."""
+    most, at = x.max(-1)
+    least, place = x.min(0)
+    windows, taps = F.max_pool2d(x[None, None], 2, return_indices=True)
+    return [most, at, least, place, windows, taps, x.argmax(), x.argmin(-1)]
+
+
+def test_the_place_of_what_is_no_number_is_found() -> None:
+    """A gradient reaches it. Of several in a row it is the first, in a window the last."""
+    x = torch.randn(4, 6)
+    x[0, 1] = x[0, 3] = x[2, 5] = x[3, 0] = math.nan
+    x.requires_grad_()
+    step = retrograd.compile_backward(places_of_nans, (x,), verify=False, fallback="error")
+    found = []
+    for call in (step, places_of_nans):
+        results = call(x)
+        values = [result for result in results if result.is_floating_point()]
+        found.append([*results, *torch.autograd.grad(values, x, [torch.ones_like(v) for v in values])])
+    torch.testing.assert_close(*found, rtol=0.0, atol=0.0, equal_nan=True)
 
 
 MASK = torch.tensor([False, True, True])

@@ -9,7 +9,7 @@ import math
 import pytest
 import torch
 
-from retrograd.frontend.decompositions import functions
+from retrograd.frontend.decompositions import functions, quotients
 
 
 def same(ours: torch.Tensor, theirs: torch.Tensor, tolerance: float = 0.0) -> None:
@@ -29,6 +29,20 @@ def test_tangent(dtype: torch.dtype, tolerance: float) -> None:
     edge = torch.tensor([0.0, math.inf, -math.inf, math.nan], dtype=dtype)
     same(functions.tan(edge), torch.tan(edge))
     same(functions.tan(torch.tensor([1, 2])), torch.tan(torch.tensor([1, 2])), 1e-6)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
+def test_whole_quotients_and_what_they_leave(dtype: torch.dtype) -> None:
+    """Near whole numbers, at zero and beyond all numbers; by tensors and by numbers. Whole numbers are not taken."""
+    x = torch.tensor([0.0, -0.0, 1.5, -1.5, 0.9, 3e38, -1e30, 100.0, math.inf, -math.inf, math.nan]).to(dtype)
+    y = torch.tensor([2.0, 0.3, -0.1, 0.7, 1e30, 0.0, -0.0, math.inf, -math.inf, math.nan]).to(dtype)
+    for divisor in (y[:, None], 0.3, -0.1, 0.0, math.inf):
+        same(quotients.fmod(x, divisor), torch.fmod(x, divisor))
+        down = quotients.divide(x, divisor, rounding_mode="floor")
+        same(down, torch.div(x, divisor, rounding_mode="floor"))
+        assert down.dtype == dtype
+    assert quotients.fmod(torch.tensor([5]), 3) is NotImplemented
+    assert quotients.divide(x, y[0], rounding_mode="trunc") is NotImplemented
 
 
 def test_signs_and_lengths() -> None:

@@ -73,6 +73,8 @@ def test_distances(p: float) -> None:
     check(lambda x, y: torch.cdist(x, y, p), x, y, ops=ops)
     # Rows that are equal have no derivative, which is zero here.
     check(lambda x, y: torch.cdist(x, y, p), x[0, 0], torch.cat([x[0, 0, :1], y]), ops=ops)
+    unknown = FUNCTIONS[aten._cdist_forward.default](x, torch.full_like(y, torch.nan), p)
+    assert unknown.isnan().all()
 
 
 @pytest.mark.parametrize("dim", [None, (), 1, (0, -1)])

@@ -205,3 +205,24 @@ func.func @main(%x: !torch.vtensor<[2],f32>, %y: !torch.vtensor<[2],f32>) -> !to
 }
 """
 """Two ops that give NaN for NaN in PyTorch."""
+
+LARGEST_AND_PLACE = """
+func.func @main(%x: !torch.vtensor<[2],f32>) -> !torch.vtensor<[],si64> {
+  %axis = torch.constant.int 0
+  %keep = torch.constant.bool false
+  %most, %place = torch.aten.max.dim %x, %axis, %keep
+      : !torch.vtensor<[2],f32>, !torch.int, !torch.bool -> !torch.vtensor<[],f32>, !torch.vtensor<[],si64>
+  return %place : !torch.vtensor<[],si64>
+}
+"""
+"""The place of the largest number, of NaN in PyTorch."""
+
+WHOLE_QUOTIENT = """
+func.func @main(%x: !torch.vtensor<[2],f32>, %y: !torch.vtensor<[2],f32>) -> !torch.vtensor<[2],f32> {
+  %down = torch.constant.str "floor"
+  %quotient = torch.aten.div.Tensor_mode %x, %y, %down
+      : !torch.vtensor<[2],f32>, !torch.vtensor<[2],f32>, !torch.str -> !torch.vtensor<[2],f32>
+  return %quotient : !torch.vtensor<[2],f32>
+}
+"""
+"""A quotient that is rounded once, down, in PyTorch."""

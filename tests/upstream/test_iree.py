@@ -100,6 +100,15 @@ def test_powers_are_computed_by_the_logarithm(tmp_path: Path) -> None:
     assert run_stock(tmp_path, text.replace("%d = OP %a : f32", whole), x)[1] == -np.inf
 
 
+def test_the_angle_of_zero_is_none(tmp_path: Path) -> None:
+    """And of ``(-0, -1)`` it is pi, not minus pi: ``bwd-expand-angles``."""
+    x = np.array([0, -0.0, -1], dtype=np.float32)
+    text = MAP.replace("SIZE", "3")
+    assert np.isnan(run_stock(tmp_path, text.replace("OP %a", "math.atan2 %a, %a"), x)[:2]).all()
+    behind = "%one = arith.constant -1.0 : f32\n    %d = math.atan2 %a, %one"
+    assert run_stock(tmp_path, text.replace("%d = OP %a", behind), x)[1] > 0
+
+
 def test_a_rounding_that_is_widened_again_is_left_out(tmp_path: Path) -> None:
     """On a CPU, so that numbers are not those of another kernel: ``bwd-keep-roundings``."""
     x = np.linspace(1, 2, 1000, dtype=np.float32)

@@ -9,9 +9,11 @@ import pytest
 from faulty_programs import (
     CLAMP_AND_MAXIMUM,
     INDEX_PUT,
+    LARGEST_AND_PLACE,
     NEGATIVE_REMAINDER,
     NEGATIVE_SCALAR,
     SUM_OF_CONDITIONS,
+    WHOLE_QUOTIENT,
     WITH_ITSELF,
 )
 from torch import Tensor
@@ -48,6 +50,17 @@ def test_nans_are_numbers_when_they_are_clamped_or_compared() -> None:
     """``bwd-keep-nans``: a bound is taken where the comparison holds or nothing is known, the other where it fails."""
     lowered = lower_stock(CLAMP_AND_MAXIMUM)
     assert "arith.cmpf ult" in lowered and "arith.cmpf ugt" in lowered and "arith.cmpf ogt" in lowered
+
+
+def test_the_place_of_the_largest_is_that_of_a_number() -> None:
+    """``bwd-keep-nans``: a comparison with NaN fails."""
+    assert "arith.cmpf ogt" in lower_stock(LARGEST_AND_PLACE)
+
+
+def test_a_quotient_is_rounded_twice() -> None:
+    """``frontend/decompositions/quotients.py``."""
+    lowered = lower_stock(WHOLE_QUOTIENT)
+    assert "arith.divf" in lowered and "math.floor" in lowered and "arith.remf" not in lowered
 
 
 def test_a_tensor_is_taken_to_equal_itself() -> None:

@@ -59,7 +59,8 @@ def _length(difference: Tensor, p: float) -> Tensor:
     if difference.shape[-1] == 0:
         return difference.new_zeros(difference.shape[:-1])
     if p == 0:
-        return (difference != 0).to(difference.dtype).sum(-1)
+        # What is no number stays none.
+        return torch.clamp(torch.ceil(size), max=1.0).sum(-1)
     if p == 1:
         return size.sum(-1)
     if p == 2:

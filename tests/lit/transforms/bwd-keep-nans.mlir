@@ -107,3 +107,48 @@ func.func @unknown_bounds(%x: tensor<4xf32>, %most: tensor<4xbf16>) -> tensor<4x
   } -> tensor<4xf32>
   return %held : tensor<4xf32>
 }
+
+// -----
+
+// The place of the largest is that of the first that is no number; what is a place among others by equality, that of the
+// last one.
+// CHECK-LABEL: func.func @places(
+// CHECK: ^bb0(%[[A:.*]]: f32, %[[BEST:.*]]: f32, %[[WHERE:.*]]: i64):
+// CHECK: %[[BEATS:.*]] = arith.cmpf ugt, %[[A]], %[[BEST]] : f32
+// CHECK: %[[NUMBER:.*]] = arith.cmpf ord, %[[BEST]], %[[BEST]] : f32
+// CHECK: %[[WINS:.*]] = arith.andi %[[BEATS]], %[[NUMBER]]
+// CHECK: arith.select %[[WINS]], %{{.*}}, %[[WHERE]] : i64
+// CHECK: %[[FOUND:.*]] = tensor.extract
+// CHECK: arith.cmpi eq
+// CHECK: %[[FIRST:.*]] = arith.select %{{.*}}, %{{.*}}, %{{.*}} : i64
+// CHECK: %[[NONE:.*]] = arith.cmpf uno, %[[FOUND]], %[[FOUND]] : f32
+// CHECK: %[[LAST:.*]] = arith.select %[[NONE]], %{{.*}}, %[[FIRST]] : i64
+// CHECK: linalg.yield %[[LAST]]
+#id = affine_map<(i) -> (i)>
+#none = affine_map<(i) -> ()>
+func.func @places(%x: tensor<4xf32>, %start: tensor<f32>, %nowhere: tensor<i64>) -> (tensor<f32>, tensor<i64>, tensor<i64>) {
+  %minus = arith.constant -1 : i64
+  %most:2 = linalg.generic {indexing_maps = [#id, #none, #none], iterator_types = ["reduction"]}
+      ins(%x : tensor<4xf32>) outs(%start, %nowhere : tensor<f32>, tensor<i64>) {
+  ^bb0(%a: f32, %best: f32, %where: i64):
+    %i = linalg.index 0 : index
+    %here = arith.index_cast %i : index to i64
+    %m = arith.maximumf %a, %best : f32
+    %c = arith.cmpf ogt, %a, %best : f32
+    %p = arith.select %c, %here, %where : i64
+    linalg.yield %m, %p : f32, i64
+  } -> (tensor<f32>, tensor<i64>)
+  %place = linalg.generic {indexing_maps = [#none, #id, #none], iterator_types = ["reduction"]}
+      ins(%most#0, %x : tensor<f32>, tensor<4xf32>) outs(%nowhere : tensor<i64>) {
+  ^bb0(%best: f32, %unread: f32, %where: i64):
+    %i = linalg.index 0 : index
+    %here = arith.index_cast %i : index to i64
+    %a = tensor.extract %x[%i] : tensor<4xf32>
+    %same = arith.cmpf oeq, %a, %best : f32
+    %p = arith.select %same, %here, %where : i64
+    %none = arith.cmpi eq, %where, %minus : i64
+    %q = arith.select %none, %p, %where : i64
+    linalg.yield %q : i64
+  } -> tensor<i64>
+  return %most#0, %most#1, %place : tensor<f32>, tensor<i64>, tensor<i64>
+}

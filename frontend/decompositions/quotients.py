@@ -1,0 +1,68 @@
+# Part of the retrograd project, under the Apache License v2.0 with LLVM Exceptions.
+# SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+"""Whole quotients, and what is left beside them, as exact as in C: rounded quotients are off by one now and then."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from retrograd.frontend.decompositions.entry import Decomposition
+
+aten = torch.ops.aten
+_HALF = (torch.bfloat16, torch.float16)
+
+
+def _joined(x: Tensor, y: Tensor | float) -> tuple[Tensor, Tensor, torch.dtype] | None:
+    """Both in the type in which they are computed with, and that of the result; ``None`` for whole numbers."""
+    kind = torch.result_type(x, y)
+    if not kind.is_floating_point:
+        return None
+    wide = torch.float32 if kind in _HALF else kind
+    # A number is rounded to the type of the tensor first, as in eager.
+    divisor = y if isinstance(y, Tensor) else torch.full([], y, dtype=kind, device=x.device)
+    return x.to(wide), divisor.to(wide), kind
+
+
+def _left_over(x: Tensor, y: Tensor) -> Tensor:
+    """Return what is left of ``x``, with its sign: of magnitudes it is what ``aten.remainder`` has."""
+    return torch.copysign(torch.remainder(x.abs(), y.abs()), x)
+
+
+def fmod(x: Tensor, y: Tensor | float) -> Any:
+    """``aten.fmod`` of floats."""
+    joined = _joined(x, y)
+    return NotImplemented if joined is None else _left_over(*joined[:2]).to(joined[2])
+
+
+def divide(x: Tensor, y: Tensor | float, *, rounding_mode: str | None) -> Any:
+    """``aten.div`` of floats, rounded down.
+
+    Source: ``div_floor_floating`` of PyTorch's ``c10/util/generic_math.h``.
+    """
+    joined = _joined(x, y)
+    if rounding_mode != "floor" or joined is None:
+        return NotImplemented
+    x, divisor, kind = joined
+    left = _left_over(x, divisor)
+    quotient = (x - left) / divisor
+    quotient = torch.where((left != 0) & ((left < 0) != (divisor < 0)), quotient - 1, quotient)
+    down = torch.floor(quotient)
+    down = torch.where(quotient - down > 0.5, down + 1, down)
+    down = torch.where(quotient == 0, torch.copysign(torch.zeros_like(quotient), x / divisor), down)
+    return torch.where(divisor == 0, x / divisor, down).to(kind)
+
+
+_OFF_BY_ONE = "torch-mlir rounds the rounded quotient, so that 1.5 / 0.3 is 5, and 4 in PyTorch; NaN by infinity"
+
+ENTRIES = (
+    *(Decomposition(op, fmod, _OFF_BY_ONE) for op in (aten.fmod.Tensor, aten.fmod.Scalar)),
+    *(Decomposition(op, divide, _OFF_BY_ONE) for op in (aten.div.Tensor_mode, aten.div.Scalar_mode)),
+    *(
+        Decomposition(op, partial(divide, rounding_mode="floor"), _OFF_BY_ONE)
+        for op in (aten.floor_divide.default, aten.floor_divide.Scalar)
+    ),
+)
