@@ -4,6 +4,7 @@
 
 import json
 import os
+import re
 import sys
 import tempfile
 from importlib import import_module
@@ -25,20 +26,29 @@ def compile_kernel(kernel: Kernel, architecture: str) -> CompiledKernel:
     """
     from triton.backends.compiler import GPUTarget
     from triton.compiler import ASTSource, compile
+    from triton.experimental.gluon._runtime import GluonASTSource, GluonJITFunction
 
     function = getattr(_find_module(kernel), kernel.function)
     names = function.arg_names
     types = {name: f"*{ELEMENTS[element]}" for name, element in kernel.pointers}
     types |= dict.fromkeys(kernel.numbers, "i32") | dict.fromkeys(dict(kernel.constants), "constexpr")
     aligned = {(names.index(name),): [["tt.divisibility", 16]] for name in kernel.aligned}
-    source = ASTSource(
+    source = (GluonASTSource if isinstance(function, GluonJITFunction) else ASTSource)(
         function, signature={name: types[name] for name in names}, constexprs=dict(kernel.constants), attrs=aligned
     )
     target = GPUTarget("cuda", int(architecture.removeprefix("sm_")), 32)
     found = compile(source, target=target, options={"num_warps": kernel.warps, "num_stages": kernel.stages})
     scratch = int(found.metadata.global_scratch_size)
     ptx = adapt_ptx(found.asm["ptx"], kernel, scratch)
-    return CompiledKernel(ptx, 32 * int(found.metadata.num_warps), int(found.metadata.shared), scratch)
+    return CompiledKernel(ptx, _count_threads(ptx, kernel), int(found.metadata.shared), scratch)
+
+
+def _count_threads(ptx: str, kernel: Kernel) -> int:
+    """The threads of a workgroup: those of warps that only fetch are in the PTX alone."""
+    threads = re.search(r"\.reqntid (\d+)", ptx)
+    if threads is None:
+        raise KernelError(f"the PTX of {kernel.label} does not say how many threads it has: another release of Triton?")
+    return int(threads[1])
 
 
 def _find_module(kernel: Kernel) -> ModuleType:

@@ -238,7 +238,7 @@ class ProductPlan:
         operand = "bf16" if shape.parts > 1 else shape.element
         wide = shape.n % 16 == 0
         aligned = is_aligned((epilogue.op if epilogue else self.op).results[0])
-        names = [f"product_{layout}", shape.element, _name_tile(tiling), "copied" * tiling.copied]
+        names = [f"product_{layout}", shape.element, _name_tile(tiling), tiling.way]
         added = f"bias_{ir.RankedTensorType(bias.type).element_type}" if bias is not None else ""
         names += [result * (result != "f32"), added, "odd" * (not wide), "unaligned" * (not aligned)]
         pitches = {
@@ -252,13 +252,13 @@ class ProductPlan:
         names += ["divided" * inside, "start_a" * (inside and not is_aligned(self.left.value))]
         constants: dict[str, int | None] = {"TA": int(self.left.transposed), "TB": int(self.right.transposed)}
         constants |= {} if tiling.copied else {"PARTS": shape.parts, "WHOLE": int(inside)}
-        constants |= {"BIAS": int(bias is not None), "BM": tiling.m, "BN": tiling.n, "BK": tiling.k}
+        constants |= {"BIAS": int(bias is not None), **tiling.constants}
         constants |= {"bias": None} if bias is None else {}
         added_types = [("bias", str(ir.RankedTensorType(bias.type).element_type))] if bias is not None else []
         return Kernel(
             "_".join(name for name in names if name),
-            "products",
-            "product_copied" if tiling.copied else "product",
+            "specialized_products" if tiling.specialized else "products",
+            f"product_{tiling.way}" if tiling.way else "product",
             (("a", shape.element if inside else operand), ("b", operand), *added_types, ("c", result)),
             ("M", "N", "high_a", "pitch_a", "high_b", "pitch_b", "steps", "parts" if tiling.copied else "count"),
             (

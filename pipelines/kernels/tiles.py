@@ -28,8 +28,9 @@ class Shape:
 @dataclass(frozen=True)
 class Tiling:
     """A workgroup's tile (m x n, in steps of k), its warps, how many steps ahead it loads, and how many ``parts`` the
-    sum is computed in. ``copied`` tiles are fetched by the copy engine. ``rate`` is what tiles of this kind reach, in
-    TFLOP/s, where there are enough of them, and ``resident`` how many a multiprocessor holds."""
+    sum is computed in. ``copied`` tiles are fetched by the copy engine, ``specialized`` ones by warps that do nothing
+    else. ``rate`` is what tiles of this kind reach, in TFLOP/s, where there are enough of them, and ``resident`` how
+    many a multiprocessor holds."""
 
     architecture: str
     m: int
@@ -41,10 +42,24 @@ class Tiling:
     resident: int = 1
     copied: bool = False
     parts: int = 1
+    specialized: bool = False
 
     def __str__(self) -> str:
         sizes = f"{self.m}x{self.n}x{self.k} {self.warps} warps {self.stages} stages"
-        return sizes + " copied" * self.copied + (f" {self.parts} parts" if self.parts > 1 else "")
+        return sizes + f" {self.way}" * bool(self.way) + (f" {self.parts} parts" if self.parts > 1 else "")
+
+    @property
+    def way(self) -> str:
+        """How tiles are fetched, where it is not by the threads that multiply them."""
+        return "specialized" if self.specialized else "copied" if self.copied else ""
+
+    @property
+    def constants(self) -> dict[str, int]:
+        """What a kernel is specialized to. A specialized tile has two accumulators, of powers of two."""
+        if not self.specialized:
+            return {"BM": self.m, "BN": self.n, "BK": self.k}
+        first = 1 << (self.n - 1).bit_length() - 1
+        return {"BM": self.m, "N0": first, "N1": self.n - first, "BK": self.k, "STAGES": self.stages}
 
     def count(self, shape: Shape) -> int:
         """Tiles of one product."""
@@ -54,6 +69,11 @@ class Tiling:
         """Steps of a part; the last part may have fewer."""
         total = -(-shape.k // self.k) if self.copied else pad(shape.k) // self.k
         return -(-total // self.parts)
+
+
+def _specialize(n: int, stages: int, rate: float) -> Tiling:
+    """A tile of 128 rows for Hopper."""
+    return Tiling("sm_90", 128, n, 64, 8, stages, rate, copied=True, specialized=True)
 
 
 MULTIPROCESSORS = {"sm_80": 108, "sm_86": 84, "sm_89": 128, "sm_90": 132, "sm_120": 170}
@@ -82,6 +102,9 @@ _TILES: dict[str, dict[int, tuple[Tiling, ...]]] = {
             Tiling("sm_90", 64, 64, 64, 4, 2, rate=80, resident=2),
         ),
         1: (
+            _specialize(256, 4, rate=790),
+            _specialize(192, 4, rate=790),
+            _specialize(160, 5, rate=750),
             Tiling("sm_90", 128, 256, 64, 8, 3, rate=750, copied=True),
             Tiling("sm_90", 128, 128, 64, 8, 4, rate=640, copied=True),
             Tiling("sm_90", 128, 128, 64, 4, 4, rate=560),
@@ -120,6 +143,7 @@ _TRIED: dict[str, dict[int, tuple[Tiling, ...]]] = {
             Tiling("sm_90", 64, 64, 32, 4, 3, rate=80, resident=3),
         ),
         1: (
+            _specialize(128, 6, rate=640),
             Tiling("sm_90", 256, 128, 64, 8, 3, rate=700, copied=True),
             Tiling("sm_90", 128, 256, 64, 8, 4, rate=720, copied=True),
             Tiling("sm_90", 128, 128, 64, 4, 4, rate=620, copied=True),

@@ -124,7 +124,7 @@ def write_works(architecture: str, everything: bool) -> list[dict[str, Any]]:
         (question.text, tiles, trial)
         for question in questions.values()
         for tiles, trial in question.trials.items()
-        if everything or tiles == question.unasked
+        if everything or tiles == question.unasked or "specialized" in tiles
     ]
     compiled = compile_kernels([run.launch.kernel for *_, trial in trials for run in trial.runs], architecture)
     return [{"what": f"{text}: {tiles}", "work": asdict(make_work(trial, compiled))} for text, tiles, trial in trials]

@@ -99,6 +99,24 @@ def test_tiles_with_which_results_are_others_are_found_out() -> None:
         assert len(times) == 3 and min(times) > 0
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize(("m", "n", "k"), [(1000, 520, 1096), (2056, 2056, 1544), (129, 136, 2056), (768, 3072, 4096)])
+def test_tiles_that_warps_of_their_own_fetch(m: int, n: int, k: int, dtype: torch.dtype) -> None:
+    """All layouts, with and without a bias; more tiles than multiprocessors, fewer, sums in parts: as other tiles."""
+    architecture = cuda_architecture(*torch.cuda.get_device_capability())
+    x, w, bias = random(m, k, dtype=dtype), random(n, k, dtype=dtype), random(n, dtype=dtype)
+    bench, tried = Bench(torch.device("cuda")), 0
+    for question in find_kernels(Case("products", F.linear, (x, w, bias)), architecture):
+        trials = [t for tiles, t in question.trials.items() if " copied" in tiles][:1]
+        trials += [trial for tiles, trial in question.trials.items() if "specialized" in tiles]
+        compiled = compile_kernels([run.launch.kernel for trial in trials for run in trial.runs], architecture)
+        with ExitStack() as stack:
+            timer = DeviceTimer(bench, [make_work(trial, compiled) for trial in trials], stack)
+            assert [timer.find_fault(number) for number in range(len(trials))] == [None] * len(trials)
+        tried += len(trials) - 1
+    assert tried >= 3 or architecture != "sm_90"
+
+
 def test_differences_are_of_the_norm() -> None:
     x = torch.randn(100, device="cuda")
     assert find_difference([x], [x]) == 0 and abs(find_difference([x * 1.5], [x]) - 0.5) < 1e-5

@@ -3,6 +3,7 @@
 """Kernels of our own, compiled by Triton and taken by IREE into a file, without a device."""
 
 import json
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -27,7 +28,7 @@ from retrograd.pipelines.kernels.scatters import (
     write_segments,
     write_tally,
 )
-from retrograd.pipelines.kernels.tiles import Shape, choose_tiling
+from retrograd.pipelines.kernels.tiles import Shape, Tiling, choose_tiling, list_tilings
 from retrograd.runtime.artifact import read_artifact
 
 needs_triton = pytest.mark.skipif(find_triton() is None, reason="Triton is not installed")
@@ -47,7 +48,9 @@ def test_kernels_compile_for(architecture: str, monkeypatch: pytest.MonkeyPatch,
     for kernel in kernels:
         compiled = found[kernel]
         assert f".target {architecture}" in compiled.ptx and f".entry {kernel.label}(" in compiled.ptx
-        assert compiled.shared <= SHARED[architecture] and compiled.threads == 32 * kernel.warps
+        # Warps that only fetch are beside the others, four at a time.
+        fetching = 4 * (kernel.source == "specialized_products")
+        assert compiled.shared <= SHARED[architecture] and compiled.threads == 32 * (kernel.warps + fetching)
     units = "wgmma.mma_async" if architecture == "sm_90" else "mma.sync"
     assert all(units in found[kernel].ptx for kernel in kernels if "BK" in dict(kernel.constants))
 
@@ -73,27 +76,31 @@ def convolution_kernels(architecture: str) -> list[Kernel]:
 
 
 def product_kernels(architecture: str) -> list[Kernel]:
-    """One of f32, on three parts, and one of bf16."""
-    kernels = []
-    for element in ("f32", "bf16"):
-        tiling = choose_tiling(Shape(1, 4096, 4096, 4096, element), architecture)
-        constants: dict[str, int | None] = {"TA": 0, "TB": 1, "BIAS": 0, "bias": None}
-        constants |= {"BM": tiling.m, "BN": tiling.n, "BK": tiling.k}
-        constants |= {} if tiling.copied else {"PARTS": 3 if element == "f32" else 1, "WHOLE": 0}
-        kernels.append(
-            Kernel(
-                f"product_{element}",
-                "products",
-                "product_copied" if tiling.copied else "product",
-                (("a", "bf16"), ("b", "bf16"), ("c", "f32")),
-                ("M", "N", "high_a", "pitch_a", "high_b", "pitch_b", "steps", "parts" if tiling.copied else "count"),
-                ("a", "b", "c", "N", "pitch_a", "pitch_b"),
-                tuple(constants.items()),
-                tiling.warps,
-                tiling.stages,
-            )
-        )
-    return kernels
+    """One of f32, on three parts, and of bf16 one for each way to fetch tiles, of specialized ones all."""
+    shape = Shape(1, 4096, 4096, 4096, "bf16")
+    kinds = {
+        tiling.way if not tiling.specialized else str(tiling): tiling
+        for tiling in list_tilings(shape, architecture, 99)
+    }
+    tilings = [choose_tiling(replace(shape, element="f32"), architecture), *kinds.values()]
+    return [write_product(number, replace(tiling, parts=1)) for number, tiling in enumerate(tilings)]
+
+
+def write_product(number: int, tiling: Tiling) -> Kernel:
+    """A product of three parts, if it is the first, or of bf16, with a second matrix that is transposed."""
+    constants: dict[str, int | None] = {"TA": 0, "TB": 1, "BIAS": 0, "bias": None, **tiling.constants}
+    constants |= {} if tiling.copied else {"PARTS": 1 if number else 3, "WHOLE": 0}
+    return Kernel(
+        f"product_{number}",
+        "specialized_products" if tiling.specialized else "products",
+        f"product_{tiling.way}" if tiling.way else "product",
+        (("a", "bf16"), ("b", "bf16"), ("c", "bf16" if tiling.specialized else "f32")),
+        ("M", "N", "high_a", "pitch_a", "high_b", "pitch_b", "steps", "parts" if tiling.copied else "count"),
+        ("a", "b", "c", "N", "pitch_a", "pitch_b"),
+        tuple(constants.items()),
+        tiling.warps,
+        tiling.stages,
+    )
 
 
 @needs_triton
