@@ -40,7 +40,7 @@ func.func @split(%x: tensor<300x1000xf32>, %w: tensor<256x1000xf32>, %y: tensor<
 #column = affine_map<(d0, d1) -> (d1)>
 // CHECK-LABEL: func.func @epilogue(
 // CHECK-SAME: %[[X:.*]]: tensor<4096x768xbf16>, %[[W:.*]]: tensor<768x3072xbf16>, %[[B:.*]]: tensor<3072xbf16>
-// CHECK: %[[R:.*]] = "flow.dispatch"({{.*}}, %[[X]], %[[W]], %[[B]], {{.*}}@product_nn_bf16_128x256x64x8x3_copied_bf16_bias_bf16{{.*}} -> tensor<4096x3072xbf16>
+// CHECK: %[[R:.*]] = "flow.dispatch"({{.*}}, %[[X]], %[[W]], %[[B]], {{.*}}@product_nn_bf16_128x256x64x8x4_specialized_bf16_bias_bf16{{.*}} -> tensor<4096x3072xbf16>
 // CHECK-NEXT: return %[[R]]
 func.func @epilogue(%x: tensor<4096x768xbf16>, %w: tensor<768x3072xbf16>, %b: tensor<3072xbf16>)
     -> tensor<4096x3072xbf16> {
