@@ -17,7 +17,15 @@ from retrograd.pipelines.kernels.dispatch import NO_PTX, write_executable
 from retrograd.pipelines.kernels.kernel import KernelError
 from retrograd.pipelines.kernels.ptx import adapt_ptx, compile_kernels
 from retrograd.pipelines.kernels.scatters import RANK, write_segments
-from retrograd.pipelines.kernels.tiles import ARCHITECTURES, Shape, Tiling, choose_tiling, estimate_seconds, pad
+from retrograd.pipelines.kernels.tiles import (
+    ARCHITECTURES,
+    Shape,
+    Tiling,
+    choose_tiling,
+    estimate_seconds,
+    list_tilings,
+    pad,
+)
 from retrograd.pipelines.toolchain.executable import read_choices
 from retrograd.pipelines.toolchain.lowering_steps import lowering_pipeline
 
@@ -43,6 +51,25 @@ def test_weight_gradients_are_split() -> None:
     """144 tiles are one round and a tenth for 132 multiprocessors, 6 are nothing at all."""
     assert choose_tiling(Shape(1, 768, 768, 4096, "f32"), "sm_90").parts > 1
     assert choose_tiling(Shape(1, 4096, 4096, 4096, "f32"), "sm_90").parts == 1
+
+
+def test_tiles_of_two_accumulators_fill_the_multiprocessors() -> None:
+    """Weights' gradients of 768 x 3072 are 120 tiles of 160 columns, and 72 of 256, for 132 multiprocessors."""
+    tiling = choose_tiling(Shape(1, 768, 3072, 4096, "bf16"), "sm_90")
+    assert tiling.specialized and (tiling.m, tiling.n, tiling.parts) == (128, 160, 1)
+    assert tiling.constants == {"BM": 128, "N0": 128, "N1": 32, "BK": 64, "STAGES": 5}
+    assert choose_tiling(Shape(1, 4096, 768, 3072, "f16"), "sm_90").n == 192
+    # Batches have none, and neither have other architectures.
+    assert not choose_tiling(Shape(8, 4096, 768, 3072, "bf16"), "sm_90").specialized
+    assert not any(t.specialized for t in list_tilings(Shape(1, 768, 3072, 4096, "bf16"), "sm_120", 99))
+
+
+@pytest.mark.parametrize("columns", [128, 160, 192, 256])
+def test_both_accumulators_have_powers_of_two(columns: int) -> None:
+    kinds = list_tilings(Shape(1, 4096, 4096, 4096, "bf16"), "sm_90", 99)
+    constants = next(t for t in kinds if t.specialized and t.n == columns).constants
+    first, second = constants["N0"], constants["N1"]
+    assert first + second == columns and first & (first - 1) == second & (second - 1) == 0 and second >= 16
 
 
 def test_an_estimate_counts_whole_rounds() -> None:
