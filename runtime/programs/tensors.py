@@ -115,8 +115,10 @@ def _is_own(tensor: torch.Tensor) -> bool:
     if type(tensor) not in PLAIN_TYPES or not is_importable(tensor):
         return False
     storage = tensor.untyped_storage()
+    # Of CUDA's memory torch always says that it is shared; what another process shares cannot be resized.
+    is_shared = storage.is_shared() and not tensor.is_cuda
     # References of the tensor and of Python's storage.
-    return _uses_of(storage._cdata) == 2 and storage.resizable() and not storage.is_shared()
+    return _uses_of(storage._cdata) == 2 and storage.resizable() and not is_shared
 
 
 def as_argument(name: str, index: int, tensor: torch.Tensor, device: Device, result_storages: Set[int]) -> torch.Tensor:

@@ -9,6 +9,7 @@ from steps import require_device
 from torch import Tensor
 
 import retrograd
+from retrograd.runtime.programs.tensors import give_up
 
 
 def setup_module() -> None:
@@ -35,3 +36,13 @@ def test_numbers_and_indices_of_the_cpu() -> None:
     compiled = torch.compile(function, backend="retrograd")
     for found, wanted in zip(run(compiled, value.detach()), run(function, value.detach()), strict=True):
         torch.testing.assert_close(found, wanted)
+
+
+def test_memory_that_nobody_else_has_is_worked_in() -> None:
+    """And what somebody else refers to, or sees a part of, is copied."""
+    values = [torch.ones(64, device="cuda") for _ in range(3)]
+    held, part = values[1], values[2][:8]
+    before = [value.data_ptr() for value in values]
+    give_up(values, range(3))
+    assert [value.data_ptr() == address for value, address in zip(values, before, strict=True)] == [True, False, False]
+    assert held.data_ptr() == before[1] and part.data_ptr() == before[2]
