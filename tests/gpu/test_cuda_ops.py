@@ -191,16 +191,16 @@ def test_results_that_are_arguments_constants_or_pieces() -> None:
 def test_a_causal_mask_of_the_cpus_is_not_read() -> None:
     """PyTorch's layers find that it is causal, and leave it out; a trace applies it, on the device."""
     torch.manual_seed(0)
-    layer = nn.TransformerDecoderLayer(32, 4, 64, dropout=0.0, batch_first=True).cuda()
+    layer = nn.TransformerDecoderLayer(32, 4, 64, dropout=0.0, batch_first=True)
 
     class Decoder(nn.Module):
         def __init__(self) -> None:
             super().__init__()
-            self.layer = layer
+            self.layers = nn.TransformerDecoder(layer, 1).cuda()
 
         def forward(self, x: Tensor, memory: Tensor) -> Tensor:
             mask = nn.Transformer.generate_square_subsequent_mask(x.shape[1])
-            decoded: Tensor = self.layer(x, memory, tgt_mask=mask)
+            decoded: Tensor = self.layers(x, memory, tgt_mask=mask)
             return decoded
 
     model = Decoder()
