@@ -1,6 +1,6 @@
 # Part of the retrograd project, under the Apache License v2.0 with LLVM Exceptions.
 # SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
-"""Products of matrices of 16 bits for Hopper, in Gluon: warps of their own fetch tiles, the others multiply.
+"""Multiplies matrices of 16 bits on Hopper, in Gluon: warps of their own fetch tiles, the others multiply.
 
 Triton's tiles have sizes that are powers of two. Here a tile has two accumulators side by side, of ``N0`` and ``N1``
 columns, so that 160 or 192 columns are a size too: of 768 x 3072 that makes 120 tiles for 132 multiprocessors, where
