@@ -55,7 +55,7 @@ class Tiling:
 
     @property
     def constants(self) -> dict[str, int]:
-        """What a kernel is specialized to. A specialized tile has two accumulators, of powers of two."""
+        """The constants of a kernel with this tile. A specialized one has two accumulators, of powers of two."""
         if not self.specialized:
             return {"BM": self.m, "BN": self.n, "BK": self.k}
         first = 1 << (self.n - 1).bit_length() - 1
