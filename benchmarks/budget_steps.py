@@ -94,12 +94,14 @@ class Memory:
 class Layouts(BudgetBuilder):
     """Chooses plans by what IREE lays out for them, and compiles none to the end."""
 
-    staged: dict[tuple[Policy, bool], StagedModule] = field(default_factory=dict)
+    staged: dict[tuple[Policy, bool, bool], StagedModule] = field(default_factory=dict)
 
-    def stage(self, policy: Policy = POLICIES["default"], *, in_order: bool = False) -> StagedModule:
-        key = (policy, in_order)
+    def stage(
+        self, policy: Policy = POLICIES["default"], *, in_order: bool = False, may_offload: bool = False
+    ) -> StagedModule:
+        key = (policy, in_order, may_offload)
         if key not in self.staged:
-            self.staged[key] = super().stage(policy, in_order=in_order)
+            self.staged[key] = super().stage(policy, in_order=in_order, may_offload=may_offload)
         return self.staged[key]
 
     def attempt(self, choice: Choice, limit: int, facts: dict[str, Any]) -> tuple[Finished | None, int | None]:

@@ -5,12 +5,16 @@ outputs of one. How each is staged and finished."""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Collection, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from importlib.metadata import version
 from typing import Protocol
 
+import torch
+
+from retrograd.contract.device_rates import ASSUMED_RATES, DeviceRates
 from retrograd.contract.manifest import PACKAGES
 from retrograd.contract.partitions import BUDGET, DEFAULT
 from retrograd.contract.plan import StagePlan
@@ -39,6 +43,7 @@ from retrograd.pipelines.stages.staged import (
     stage_backward,
 )
 from retrograd.pipelines.toolchain.executable import Executable
+from retrograd.runtime.cuda.residual_moves import mover_of
 from retrograd.tuning import tune
 
 
@@ -79,6 +84,22 @@ class Work:
         """Bytes that it has to save to cut functions into stages, if they may be cut: a file has whole ones, for others
         than the runtime to call."""
         return None if self.portable else self.options.cut_gain
+
+    @cached_property
+    def rates(self) -> DeviceRates:
+        """How fast the device is, measured once; of one that is not here what is assumed."""
+        device = self.options.device
+        if device.type != "cuda":
+            return ASSUMED_RATES
+        known = {"entry": "rates", "device": torch.cuda.get_device_name(device)}
+        found = self.store.get(known) if self.store is not None else None
+        if found is not None:
+            return DeviceRates(**json.loads(found))
+        with self.phases.phase("measure device"):
+            rates = mover_of(device).measure()
+        if self.store is not None:
+            self.store.put(known, json.dumps(asdict(rates)).encode())
+        return rates
 
     @cached_property
     def versions(self) -> dict[str, str]:
@@ -136,6 +157,7 @@ class AheadOfTime:
             work.store,
             standalone=work.portable,
             cut_gains=None if work.portable else work.options.budget_cut_gains,
+            rates=work.rates if work.options.policy.may_offload and not work.portable else None,
         )
         return self._builder.stage()
 

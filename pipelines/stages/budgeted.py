@@ -17,11 +17,13 @@ peak, as it has to where somebody does.
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
+from retrograd.contract.device_rates import DeviceRates
 from retrograd.contract.partitions import BUDGET, DEFAULT
 from retrograd.contract.plan import (
     FinishOffload,
@@ -39,6 +41,7 @@ from retrograd.pipelines.analysis.partition.joint_graph import JointGraph
 from retrograd.pipelines.analysis.partition.memory_size import resolve_memory_size
 from retrograd.pipelines.analysis.partition.pareto import Curve, InfeasibleBudget, Point
 from retrograd.pipelines.analysis.partition.policies import POLICIES, PointOfCurve, Policy
+from retrograd.pipelines.analysis.partition.recompute_cut import CostModel, Device
 from retrograd.pipelines.devices.targets import Target
 from retrograd.pipelines.infra.errors import CompileError
 from retrograd.pipelines.stages.interface import port_bytes
@@ -66,8 +69,9 @@ _SLACK_IN_STAGES = 1.6
 _LEAST = 3
 # As many points of the curve are tried at most, evenly spread by peak.
 _MOST = 24
-# What tells a choice from others: policy, its budget, target, and the bytes that cutting has to save.
-Key = tuple[str, str | None, Target, int | None]
+# What tells a choice from others: policy, its budget, target, the bytes that cutting has to save, and whether residuals
+# go to the host.
+Key = tuple[str, str | None, Target, int | None, bool]
 _DEFAULT = POLICIES[DEFAULT]
 
 
@@ -82,11 +86,13 @@ class Choice:
     # Whether IREE is asked whatever liveness says.
     always: bool = False
     cut_gain: int | None = None
+    # Whether residuals go to the host that may.
+    may_offload: bool = False
 
     @property
     def key(self) -> Key:
         """Identify the choice."""
-        return self.policy.name, self.policy.budget, self.target, self.cut_gain
+        return self.policy.name, self.policy.budget, self.target, self.cut_gain, self.may_offload
 
     @property
     def point(self) -> int | None:
@@ -98,7 +104,8 @@ class Choice:
 class BudgetBuilder:
     """Builds an imported module, given as text with locations, within a budget; ``standalone`` is as for
     :func:`build_executable`. ``cut_gains`` are the bytes that it has to save to cut functions into stages: those of any
-    plan, and of the plans of lowest peak; none where functions stay whole."""
+    plan, and of the plans of lowest peak; none where functions stay whole. ``rates`` are those of the device where
+    residuals may go to its host."""
 
     source: str
     context: ir.Context
@@ -108,9 +115,11 @@ class BudgetBuilder:
     store: ExecutableStore | None
     standalone: bool = True
     cut_gains: tuple[int, int] | None = None
-    # What was worked out already: by module and target, its scratch memory; by schedule, what ``default`` makes.
+    rates: DeviceRates | None = None
+    # What was worked out already: by module and target, its scratch memory; by schedule, and whether residuals go to
+    # the host, what ``default`` makes.
     laid_out: dict[tuple[str, Target], dict[str, int]] = field(default_factory=dict, compare=False)
-    defaults: dict[bool, StagedModule] = field(default_factory=dict, compare=False)
+    defaults: dict[tuple[bool, bool], StagedModule] = field(default_factory=dict, compare=False)
     # Peaks of choices, by liveness.
     planned: dict[Key, int] = field(default_factory=dict, compare=False)
 
@@ -158,13 +167,39 @@ class BudgetBuilder:
         yield from self._ways(_DEFAULT, free, always=False)
         points = {point.peak: point for point in self.curve.points}
         peaks, slack = list(points), _SLACK if self.cut_gains is None else _SLACK_IN_STAGES
+        moves = None if self.rates is None else self._offloading(_DEFAULT, free)
         for peak in thin_out(peaks, _MOST):
+            if moves is not None and self._recompute_seconds(points[peak]) > self._move_seconds:
+                yield moves
+                moves = None
             always = peak in peaks[-_LEAST:]
             if always or self._may_fit(peak, limit, slack):
                 yield from self._ways(self.policy(points[peak]), {}, always)
         plain = replace(ordered, ladder=ordered.ladder[-1:])
         if plain != ordered:
             yield Choice(self.policy(points[peaks[-1]]), plain, {}, always=True)
+        if moves is not None:
+            yield moves
+        if self.rates is not None:
+            yield self._offloading(self.policy(points[peaks[-1]]), {})
+
+    def _offloading(self, policy: Policy, facts: dict[str, Any]) -> Choice:
+        """A plan whose residuals go to the host; in stages, which none of them outlives that is done."""
+        gain = None if self.cut_gains is None else 1
+        return Choice(policy, self.target, facts, always=True, cut_gain=gain, may_offload=True)
+
+    @cached_property
+    def _move_seconds(self) -> float:
+        """How long it takes to move the residuals of ``default`` that may go to the host."""
+        moved = sum(moved_bytes(self.stage(may_offload=True)).values())
+        return math.inf if self.rates is None else self.rates.move_seconds(moved)
+
+    def _recompute_seconds(self, point: Point) -> float:
+        """How long it takes the device to recompute what a plan does."""
+        if self.rates is None:
+            return point.cost
+        costs = CostModel(Device(self.rates.flops, self.rates.memory))
+        return costs.total(self._plans[1], point.plan.recomputed)
 
     def _ways(self, policy: Policy, facts: dict[str, Any], always: bool) -> Iterator[Choice]:
         """Yield the ways to build one plan, those that cost less time first."""
@@ -244,7 +279,8 @@ class BudgetBuilder:
         if choice.key in self.planned and self._is_hopeless(choice, self.planned[choice.key], limit):
             return None, None
         staged = self._stage_choice(choice)
-        if choice.cut_gain is not None and staged.whole is None:
+        # Then it is one that was tried before.
+        if (choice.cut_gain is not None and staged.whole is None) if not choice.may_offload else not staged.offloaded:
             return None, None
         planned = self.planned[choice.key] = staged.planned_peak
         if self._is_hopeless(choice, planned, limit):
@@ -253,22 +289,24 @@ class BudgetBuilder:
         return (None, None) if self._is_hopeless(choice, planned, peak) else (staged, peak)
 
     def _stage_choice(self, choice: Choice) -> StagedModule:
-        staged = self.stage(choice.policy, in_order=choice.target.is_in_order)
+        staged = self.stage(choice.policy, in_order=choice.target.is_in_order, may_offload=choice.may_offload)
         return staged if choice.cut_gain is None or staged.plans else shorten_lifetimes(staged, choice.cut_gain)
 
-    def stage(self, policy: Policy = _DEFAULT, *, in_order: bool = False) -> StagedModule:
+    def stage(self, policy: Policy = _DEFAULT, *, in_order: bool = False, may_offload: bool = False) -> StagedModule:
         """The module through all stages up to ``scheduled``, by a policy; ``in_order`` is for kernels that run one at a
-        time.
+        time, ``may_offload`` for residuals that go to the host.
 
         Raises:
             PipelineError: a pass refused the module.
         """
-        if policy == _DEFAULT and in_order in self.defaults:
-            return self.defaults[in_order]
+        known = in_order, may_offload
+        if policy == _DEFAULT and known in self.defaults:
+            return self.defaults[known]
         with self.context, ir.Location.unknown():
-            staged = stage_module(ir.Module.parse(self.source), policy, self.progress, in_order=in_order)
+            module = ir.Module.parse(self.source)
+            staged = stage_module(module, policy, self.progress, in_order=in_order, may_offload=may_offload)
         if policy == _DEFAULT:
-            self.defaults[in_order] = staged
+            self.defaults[known] = staged
         return staged
 
     def scratch(self, staged: StagedModule, target: Target) -> dict[str, int]:

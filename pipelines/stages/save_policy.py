@@ -16,7 +16,8 @@ from retrograd.contract.attributes import Tag
 from retrograd.contract.formats import FORMATS
 
 ACTIONS = {"must-save": Tag.NEVER, "prefer-save": Tag.AVOID, "prefer-recompute": Tag.PREFER, "must-recompute": Tag.MUST}
-OFFLOAD = "offload"
+# What goes to the host, and what does where a memory budget's plan asks for it.
+OFFLOAD, MAY_OFFLOAD = "offload", "may-offload"
 # A copy of less takes longer to start than it takes.
 _LEAST_OFFLOADED = 1 << 20
 _RESERVED = set(" \t\n;=\"'{}()[]<>,")
@@ -27,7 +28,7 @@ class SaveRule:
     """One rule: what is done with values that match every pattern (``*`` and ``?`` as in file names).
 
     Attributes:
-        action: one of ``ACTIONS``, a type of ``FORMATS`` to save in, or ``OFFLOAD``.
+        action: one of ``ACTIONS``, a type of ``FORMATS`` to save in, ``OFFLOAD`` or ``MAY_OFFLOAD``.
         op: the op that gives the value, with or without namespace and overload: ``mm``, ``aten.sum*``.
         name: what ``retrograd.save`` called it, or the name of its node in the captured graph.
         dtype: ``float32`` or ``f32``, and so on.
@@ -41,7 +42,7 @@ class SaveRule:
     min_bytes: int = 0
 
     def __post_init__(self) -> None:
-        known = (*ACTIONS, *FORMATS, OFFLOAD)
+        known = (*ACTIONS, *FORMATS, OFFLOAD, MAY_OFFLOAD)
         if self.action not in known:
             raise ValueError(f"save policy: {self.action!r} is none of {', '.join(known)}")
         for pattern in (self.op, self.name, self.dtype):
@@ -83,8 +84,13 @@ class SavePolicy:
 
     @property
     def offloads(self) -> bool:
-        """Whether a rule keeps residuals on the host."""
-        return any(rule.action == OFFLOAD for rule in self.rules)
+        """Whether a rule keeps residuals on the host, or lets a budget's plan do so."""
+        return self.may_offload or any(rule.action == OFFLOAD for rule in self.rules)
+
+    @property
+    def may_offload(self) -> bool:
+        """Whether a rule lets a budget's plan keep residuals on the host."""
+        return any(rule.action == MAY_OFFLOAD for rule in self.rules)
 
     @classmethod
     def parse(cls, text: str) -> SavePolicy:
@@ -145,10 +151,21 @@ def saved_dtype(format: str, *, op: str = "*", name: str = "*", dtype: str = "*"
     return SavePolicy((SaveRule(format, op, name, dtype, min_bytes),))
 
 
-def offload(*, op: str = "*", name: str = "*", dtype: str = "*", min_bytes: int = _LEAST_OFFLOADED) -> SavePolicy:
+def offload(
+    *,
+    op: str = "*",
+    name: str = "*",
+    dtype: str = "*",
+    min_bytes: int = _LEAST_OFFLOADED,
+    within_budget: bool = False,
+) -> SavePolicy:
     """Keep such values, where they are saved, in pinned memory of the host from the forward to the backward: they are
     copied there and back on a stream of their own, beside what is computed. For CUDA.
 
-    What a model returns, its arguments and its parameters stay where they are: somebody else holds them.
+    What a model returns, its arguments and its parameters stay where they are: somebody else holds them. With
+    ``within_budget`` a memory budget decides: they go where no plan that leaves them stays within it, or where they are
+    expected to be moved in less time than it takes to compute as much again.
     """
-    return SavePolicy((SaveRule(OFFLOAD, op, name, dtype, min_bytes),))
+    if not isinstance(within_budget, bool):
+        raise TypeError(f"offload: within_budget is {within_budget!r}, expected True or False")
+    return SavePolicy((SaveRule(MAY_OFFLOAD if within_budget else OFFLOAD, op, name, dtype, min_bytes),))

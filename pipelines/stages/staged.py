@@ -41,7 +41,7 @@ from retrograd.pipelines.transforms.torch.bwd_apply_save_policy import BwdApplyS
 from retrograd.pipelines.transforms.torch.bwd_cse import read_merged
 from retrograd.pipelines.transforms.torch.bwd_functionalize_rng import GENERATOR
 from retrograd.pipelines.transforms.torch.bwd_narrow_saved import read_narrowed
-from retrograd.pipelines.transforms.torch.bwd_offload_saved import read_offloaded
+from retrograd.pipelines.transforms.torch.bwd_offload_saved import BwdOffloadSaved, read_offloaded
 from retrograd.pipelines.transforms.torch.bwd_partition import BwdPartition, read_problem
 from retrograd.pipelines.transforms.torch.bwd_schedule_hooks import BwdScheduleHooks
 from retrograd.pipelines.transforms.torch.bwd_sink_recompute import BwdSinkRecompute
@@ -152,10 +152,11 @@ class Progress:
 
 
 def stage_module(
-    module: ir.Module, policy: Policy | str, progress: Progress, *, in_order: bool = False
+    module: ir.Module, policy: Policy | str, progress: Progress, *, in_order: bool = False, may_offload: bool = False
 ) -> StagedModule:
     """Run the passes of every stage on an imported module, in place; one that has no ``@joint`` is not partitioned.
-    ``policy`` is a policy or the name of one without a budget; ``in_order`` says that kernels are to run one at a time.
+    ``policy`` is a policy or the name of one without a budget; ``in_order`` says that kernels are to run one at a time,
+    ``may_offload`` that those residuals are to go to the host that go where a budget's plan says so.
 
     Raises:
         PipelineError: a pass refused the module; names the op, its location and the command that replays it.
@@ -164,7 +165,11 @@ def stage_module(
     partition: dict[str, Any] = {}
     joint = find_function(module.operation, JOINT) is not None
     chosen = POLICIES[policy] if isinstance(policy, str) else policy
-    made = BwdPartition.by(chosen, in_order=in_order), BwdSinkRecompute(in_order=in_order)
+    made = (
+        BwdPartition.by(chosen, in_order=in_order),
+        BwdOffloadSaved(maybe=may_offload),
+        BwdSinkRecompute(in_order=in_order),
+    )
     for stage, steps in STAGES.items():
         if stage == "partitioned" and not joint:
             continue

@@ -9,7 +9,7 @@ anything else may use what that reads or writes: what the device holds does not 
 from __future__ import annotations
 
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache
 from typing import Protocol
@@ -17,8 +17,10 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-# Bytes that are copied to measure the link, and how often.
-_PROBE_BYTES, _PROBES = 1 << 26, 3
+from retrograd.contract.device_rates import DeviceRates
+
+# Bytes that are copied to measure the link, rows of the matrices that are multiplied, and how often.
+_PROBE_BYTES, _PROBE_ROWS, _PROBES = 1 << 26, 2048, 3
 
 
 class Transfer(Protocol):
@@ -43,8 +45,8 @@ class Mover(Protocol):
     def is_free(self) -> bool:
         """Whether nobody records what is queued, who would record the copies too."""
 
-    def measure(self) -> tuple[float, float]:
-        """Bytes a second to the host and back, measured once."""
+    def measure(self) -> DeviceRates:
+        """How fast the device and its link are, measured once, to two digits."""
 
 
 @dataclass(eq=False)
@@ -70,7 +72,7 @@ class CudaMover:
         self._device = device
         self._made: torch.cuda.Stream | None = None
         self._lock = threading.Lock()
-        self._measured: tuple[float, float] | None = None
+        self._measured: DeviceRates | None = None
 
     def offload(self, tensors: Sequence[Tensor]) -> tuple[list[Tensor], Transfer]:
         """As :class:`Mover`."""
@@ -92,7 +94,7 @@ class CudaMover:
         """As :class:`Mover`."""
         return not torch.cuda.is_current_stream_capturing()
 
-    def measure(self) -> tuple[float, float]:
+    def measure(self) -> DeviceRates:
         """As :class:`Mover`."""
         with self._lock:
             if self._measured is None:
@@ -114,22 +116,31 @@ class CudaMover:
                 self._made = self._made or torch.cuda.Stream(self._device)
         return self._made
 
-    def _measure(self) -> tuple[float, float]:
-        on_device = torch.empty(_PROBE_BYTES, dtype=torch.uint8, device=self._device)
+    def _measure(self) -> DeviceRates:
+        on_device, other = (torch.empty(_PROBE_BYTES, dtype=torch.uint8, device=self._device) for _ in range(2))
         on_host = torch.empty(_PROBE_BYTES, dtype=torch.uint8, pin_memory=True)
-        out = min(self._time(on_device, on_host) for _ in range(_PROBES))
-        back = min(self._time(on_host, on_device) for _ in range(_PROBES))
-        return _PROBE_BYTES / out, _PROBE_BYTES / back
+        matrix, product = (torch.zeros(_PROBE_ROWS, _PROBE_ROWS, device=self._device) for _ in range(2))
+        return DeviceRates(
+            out=self._rate(_PROBE_BYTES, lambda: on_host.copy_(on_device, non_blocking=True)),
+            back=self._rate(_PROBE_BYTES, lambda: on_device.copy_(on_host, non_blocking=True)),
+            # Read and written.
+            memory=self._rate(2 * _PROBE_BYTES, lambda: other.copy_(on_device)),
+            flops=self._rate(2 * _PROBE_ROWS**3, lambda: torch.mm(matrix, matrix, out=product)),
+        )
 
-    def _time(self, source: Tensor, target: Tensor) -> float:
-        """Seconds that a copy takes."""
-        start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-        with torch.cuda.device(self._device):
-            start.record()
-            target.copy_(source, non_blocking=True)
-            end.record()
-        end.synchronize()
-        return float(start.elapsed_time(end)) / 1e3
+    def _rate(self, amount: int, work: Callable[[], object]) -> float:
+        """How much of an ``amount`` of ``work`` is done in a second, at its fastest."""
+        seconds = []
+        with torch.cuda.device(self._device), torch.no_grad():
+            for _ in range(_PROBES):
+                start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+                start.record()
+                work()
+                end.record()
+                end.synchronize()
+                seconds.append(start.elapsed_time(end) / 1e3)
+        # What is decided by it is not to differ for a thousandth.
+        return float(f"{amount / max(min(seconds), 1e-9):.1e}")
 
 
 @cache

@@ -311,8 +311,9 @@ class CompiledBackward:
     def _describe_moves(self, mover: Mover) -> list[str]:
         """Says how long the copies of a step take, on a link whose speed is measured once."""
         size = self.manifest.report["offloaded_bytes"]
-        ways = zip(("to the host", "back"), mover.measure(), strict=True)
-        return [f"{1e3 * size / rate:.2f} ms {way}, at {rate / 1e9:.1f} GB/s" for way, rate in ways]
+        rates = mover.measure()
+        ways = {"to the host": rates.out, "back": rates.back}
+        return [f"{1e3 * size / rate:.2f} ms {way}, at {rate / 1e9:.1f} GB/s" for way, rate in ways.items()]
 
     def bisect(self, *args: Any, **kwargs: Any) -> Any:
         """The first op whose compiled value parts from eager's when the model is called so, as a ``Bisection``.

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from retrograd import built, options
+from retrograd.contract.device_rates import DeviceRates
 from retrograd.runtime.cuda.residual_moves import Transfer
 
 
@@ -55,8 +56,8 @@ class LateMover:
     def is_free(self) -> bool:
         return not self.is_recorded
 
-    def measure(self) -> tuple[float, float]:
-        return 25e9, 20e9
+    def measure(self) -> DeviceRates:
+        return DeviceRates(out=25e9, back=20e9, memory=1e11, flops=1e11)
 
     def moved(self, way: str) -> int:
         """Bytes that went one way so far."""

@@ -17,6 +17,7 @@ from late_moves import LateMover, use_late_moves
 from torch import Tensor, nn
 
 import retrograd
+from retrograd.contract.device_rates import DeviceRates
 from retrograd.runtime.artifact import ArtifactError
 from retrograd.runtime.cuda import residual_moves
 from retrograd.runtime.programs import executor
@@ -259,6 +260,49 @@ def test_rules_choose_what_goes(model: Deep, x: Tensor, mover: LateMover, expect
     mover.log.clear()
     gradients(model, loss)
     assert mover.moved("back") == report["offloaded_bytes"]
+
+
+def in_budget(model: nn.Module, x: Tensor, budget: int, policy: retrograd.SavePolicy) -> retrograd.CompiledBackward:
+    return retrograd.compile_backward(
+        model, (x,), partition="budget", memory_budget=budget, kernels="off", save_policy=policy, verify=False
+    )
+
+
+@pytest.mark.long
+def test_a_budget_decides(
+    model: Deep, x: Tensor, mover: LateMover, expected: list[Tensor], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    maybe = retrograd.offload(within_budget=True)
+    # A budget that everything keeps: nothing goes.
+    roomy = in_budget(model, x, 1 << 30, maybe).explain().to_dict()
+    assert "offloaded_bytes" not in roomy
+    with pytest.raises(retrograd.InfeasibleBudget) as caught:
+        in_budget(model, x, MIB, maybe)
+    least = in_budget(model, x, int(caught.value.least), maybe)
+    report = least.explain().to_dict()
+    assert report["offloaded_bytes"] > 0
+    assert report["peak_bytes_predicted"] <= caught.value.least < roomy["peak_bytes_predicted"]
+    assert_close(gradients(model, loss_of(least(x))), expected)
+    assert least.explain().to_dict()["peak_bytes_measured"] <= caught.value.least
+    # What recomputation keeps as well is recomputed where the link is slow, and moved where it is fast.
+    with pytest.raises(retrograd.InfeasibleBudget) as other:
+        in_budget(model, x, MIB, retrograd.SavePolicy())
+    budget = int(other.value.least)
+    found = {}
+    for way, rate in {"slow": 1e3, "fast": 1e18}.items():
+        rates = DeviceRates(out=rate, back=rate, memory=1e11, flops=1e11)
+        monkeypatch.setattr("retrograd.stagers.ASSUMED_RATES", rates)
+        found[way] = in_budget(model, x, budget, maybe).explain().to_dict()
+    assert "offloaded_bytes" not in found["slow"]
+    assert found["fast"]["offloaded_bytes"] > 0
+    assert found["slow"]["recomputed_flops"] > found["fast"]["recomputed_flops"] == 0
+
+
+def test_within_budget_is_for_budgets(model: Deep, x: Tensor, mover: LateMover) -> None:
+    with pytest.raises(ValueError, match="is for partition='budget'"):
+        compiled(model, x, retrograd.offload(within_budget=True))
+    with pytest.raises(TypeError, match="expected True or False"):
+        retrograd.offload(within_budget="yes")  # type: ignore[arg-type]
 
 
 @pytest.mark.long

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 from graph_text import JOINT
 
+from retrograd.contract.device_rates import DeviceRates
 from retrograd.contract.tensors import TensorSpec
 from retrograd.dialects.context import make_context
 from retrograd.pipelines.analysis.partition.joint_graph import JointGraph
@@ -169,6 +170,54 @@ def test_more_budget_never_recomputes_more_and_less_never_has_a_higher_peak(
     assert [other for _, *other in taken] == sorted(other for _, *other in taken)
 
 
+def chain(products: int) -> str:
+    """A joint function each of whose products is saved, and may go to the host."""
+    names = ["x", *(f"a{n}" for n in range(products))]
+    lines = [
+        f'%{given} = torch.aten.mm %{taken}, %x {{bwd.values = ["{given}"], bwd.offload = "maybe"}} : !w, !w -> !w'
+        for taken, given in pairwise(names)
+    ]
+    lines.append(f"%out = torch.aten.neg %{names[-1]} : !w -> !w")
+    tangents = ["t", *(f"g{name}" for name in reversed(names[1:]))]
+    lines += [f"%{given} = torch.aten.mm %{taken}, %{given[1:]} : !w, !w -> !w" for taken, given in pairwise(tangents)]
+    lines.append(f"return %out, %{tangents[-1]} : !w, !w")
+    ports = '(%x: !w {bwd.role = "input", bwd.name = "x"}, %t: !w {bwd.role = "tangent", bwd.name = "t"})'
+    given = '(!w {bwd.role = "output", bwd.name = "out"}, !w {bwd.role = "grad", bwd.name = "grad.x"})'
+    body = "\n".join(lines)
+    return f"!w = !torch.vtensor<[16,16],f32>\nfunc.func @joint{ports} -> {given} {{\n{body}\n}}"
+
+
+def moving_builder(rate: float) -> BudgetBuilder:
+    rates = DeviceRates(rate, rate, 1e11, 1e11)
+    return BudgetBuilder(chain(8), make_context(), CPU, {}, Progress(), None, cut_gains=(1, 1), rates=rates)
+
+
+def test_residuals_go_to_the_host_where_that_takes_less_time_or_nothing_else_fits() -> None:
+    slow, fast = (list(moving_builder(rate)._choices(1 << 30)) for rate in (1.0, 1e20))
+    # At last, the plan of `default` and that of lowest peak.
+    assert [c.may_offload for c in slow] == [False] * (len(slow) - 2) + [True, True]
+    assert [c.policy.name for c in slow[-2:]] == ["default", "budget"]
+    places = [place for place, choice in enumerate(fast) if choice.may_offload]
+    costs = [c.policy.point.cost if isinstance(c.policy, PointOfCurve) else 0.0 for c in fast]
+    assert places[-1] == len(fast) - 1
+    assert max(costs[: places[0]]) == 0.0 < costs[places[0] + 1]
+
+
+def test_a_budget_takes_what_goes_to_the_host(monkeypatch: pytest.MonkeyPatch) -> None:
+    FakeIree(monkeypatch)
+    # It knows of no stages.
+    monkeypatch.setattr(budgeted, "unknown_scratch", lambda staged, scratch: [])
+    builder = moving_builder(1e20)
+    choice = next(c for c in builder._choices(1 << 30) if c.may_offload)
+    peak = step_peak(builder._stage_choice(choice), {})
+    staged = builder.build(peak)[0]
+    assert staged.offloaded == tuple(f"a{n}" for n in range(8))
+    assert (staged.partition["recompute_seconds"], staged.memory_budget) == (0.0, peak)
+    assert builder.build(1 << 30)[0].offloaded == ()
+    # With a slow link the same budget recomputes.
+    assert moving_builder(1.0).build(peak)[0].offloaded == ()
+
+
 def test_few_points_of_a_long_curve_are_tried() -> None:
     peaks = list(range(1000, 0, -1))
     kept = thin_out(peaks, 24)
@@ -230,7 +279,8 @@ class Guesses(BudgetBuilder):
         object.__setattr__(self, "_plans", (Curve(points), NO_GRAPH))
         object.__setattr__(self, "peaks", peaks)
 
-    def stage(self, policy: Policy = POLICIES["default"], *, in_order: bool = False) -> Any:
+    def stage(self, policy: Policy = POLICIES["default"], *, in_order: bool = False, may_offload: bool = False) -> Any:
+        assert not may_offload
         point = policy.point if isinstance(policy, PointOfCurve) else None
         planned, laid_out = self.peaks[policy.name, None if point is None else point.peak, in_order]
         place = 0 if point is None else self.curve.points.index(point)

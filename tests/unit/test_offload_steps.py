@@ -14,6 +14,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from retrograd.contract.device_rates import DeviceRates
 from retrograd.contract.plan import (
     FinishFetch,
     FinishOffload,
@@ -175,8 +176,8 @@ class Mover:
     def is_free(self) -> bool:
         return True
 
-    def measure(self) -> tuple[float, float]:
-        return 1.0, 1.0
+    def measure(self) -> DeviceRates:
+        return DeviceRates(1.0, 1.0, 1.0, 1.0)
 
     def _start(self, what: str, tensors: Sequence[Tensor]) -> tuple[list[Tensor], Transfer]:
         made = [torch.full_like(tensor, float("nan")) for tensor in tensors]

@@ -60,6 +60,9 @@ def test_text_and_back() -> None:
     assert SavePolicy.parse(str(policy)) == policy
     assert SavePolicy.parse("") == SavePolicy()
     assert policy.offloads
+    assert not policy.may_offload
+    maybe = offload(op="mm", within_budget=True)
+    assert (str(maybe), maybe.offloads, maybe.may_offload) == ("may-offload op=mm min-bytes=1048576", True, True)
     assert not must_save(op="mm").offloads
     assert hash(policy) == hash(SavePolicy.parse(str(policy)))
 

@@ -87,8 +87,8 @@ def number_repeated(graph: JointGraph, meanings: Sequence[Hashable | None]) -> d
 
 # The narrower type that an op's results are saved in.
 STORED = "bwd.saved_dtype"
-# Of an op: its results are kept on the host, where they are saved.
-KEPT_ON_HOST = "bwd.offload"
+# Of an op: its results are kept on the host, where they are saved; always, or where a budget's plan says so.
+KEPT_ON_HOST, ALWAYS, MAYBE = "bwd.offload", "always", "maybe"
 
 
 def stored_bytes(value: ir.OpResult, shape: tuple[int, ...] | None, packed: Mapping[str, int]) -> int | None:

@@ -15,10 +15,10 @@ from retrograd.pipelines.analysis.layout.tensor_types import element_type
 from retrograd.pipelines.analysis.partition.joint_graph import JointGraph, Op
 from retrograd.pipelines.analysis.partition.op_kinds import OpKind
 from retrograd.pipelines.analysis.partition.read_graph import ReadGraph, read_joint
-from retrograd.pipelines.analysis.partition.value_numbering import KEPT_ON_HOST, STORED
+from retrograd.pipelines.analysis.partition.value_numbering import ALWAYS, KEPT_ON_HOST, MAYBE, STORED
 from retrograd.pipelines.infra.functions import find_function
 from retrograd.pipelines.infra.passes import VALUE, ModulePass, PassFailure
-from retrograd.pipelines.stages.save_policy import ACTIONS, OFFLOAD, SavePolicy, SaveRule
+from retrograd.pipelines.stages.save_policy import ACTIONS, MAY_OFFLOAD, OFFLOAD, SavePolicy, SaveRule
 
 
 class BwdApplySavePolicy(ModulePass):
@@ -77,11 +77,12 @@ def mark_op(read: ReadGraph, op: Op, policy: SavePolicy) -> list[SaveRule]:
     tagging = next((rule for rule in found if rule.action in ACTIONS), None)
     if tagging is not None:
         _set_tag(target, op.tag, ACTIONS[tagging.action], tagging)
-    stored = next((rule for rule in found if rule.action not in (*ACTIONS, OFFLOAD)), None)
+    stored = next((rule for rule in found if rule.action not in (*ACTIONS, OFFLOAD, MAY_OFFLOAD)), None)
     if stored is not None:
         _mark_maker(read, op, STORED, ir.StringAttr.get(stored.action))
-    if any(rule.action == OFFLOAD for rule in found):
-        _mark_maker(read, op, KEPT_ON_HOST, ir.UnitAttr.get())
+    moved = next((rule for rule in found if rule.action in (OFFLOAD, MAY_OFFLOAD)), None)
+    if moved is not None:
+        _mark_maker(read, op, KEPT_ON_HOST, ir.StringAttr.get(ALWAYS if moved.action == OFFLOAD else MAYBE))
     return found
 
 

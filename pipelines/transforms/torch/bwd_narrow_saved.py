@@ -187,7 +187,7 @@ def pack_save(save: ir.Operation, name: str, packer: Packer, following: ir.Opera
     packed = packer.pack(TorchBuilder(Maker(ir.InsertionPoint(at), value.owner.location), shape), value, name)
     for part_name, part in packed.items():
         if KEPT_ON_HOST in value.owner.attributes and isinstance(part, ir.OpResult):
-            part.owner.attributes[KEPT_ON_HOST] = ir.UnitAttr.get()
+            part.owner.attributes[KEPT_ON_HOST] = value.owner.attributes[KEPT_ON_HOST]
         Maker.before(save).op("bwd.save", [part], attributes={"name": ir.StringAttr.get(part_name)})
     return [(part_name, part.type) for part_name, part in packed.items()]
 

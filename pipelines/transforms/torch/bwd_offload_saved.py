@@ -4,11 +4,13 @@
 
 from __future__ import annotations
 
+from dataclasses import field
+
 from retrograd.contract.attributes import BWD_NAME, BWD_ROLE, BWD_VALUE
 from retrograd.contract.roles import BACKWARD, FORWARD, is_own_residual
 from retrograd.dialects import ir
 from retrograd.pipelines.analysis.partition.read_graph import attribute_dicts
-from retrograd.pipelines.analysis.partition.value_numbering import KEPT_ON_HOST
+from retrograd.pipelines.analysis.partition.value_numbering import ALWAYS, KEPT_ON_HOST, MAYBE
 from retrograd.pipelines.infra.functions import find_function, only_block
 from retrograd.pipelines.infra.passes import ModulePass, PassFailure
 from retrograd.pipelines.transforms.helpers.barriers import walk
@@ -17,12 +19,14 @@ OFFLOADED = "bwd.offloaded"
 
 
 class BwdOffloadSaved(ModulePass):
-    """Lists on the module, as ``bwd.offloaded = ["exp"]``, the residuals whose op has ``bwd.offload``: the runtime
-    keeps them on the host. What is an output too stays where its owner has it. The marks are gone afterwards, so that
-    kernels are the same with them and without.
+    """Lists on the module, as ``bwd.offloaded = ["exp"]``, the residuals whose op has ``bwd.offload = "always"``, and
+    with ``maybe`` those with ``"maybe"`` too: the runtime keeps them on the host. What is an output too stays where its
+    owner has it. The marks are gone afterwards, so that kernels are the same with them and without.
     """
 
     description = "List the residuals that go to memory of the host"
+
+    maybe: bool = field(default=False, metadata={"help": "list those too that go there where a budget's plan says so"})
 
     def apply(self, module: ir.Operation) -> None:
         forward, backward = (find_function(module, name) for name in (FORWARD, BACKWARD))
@@ -37,11 +41,25 @@ class BwdOffloadSaved(ModulePass):
         ops = [op for func in (forward, backward) for op in walk(only_block(func, self.name))]
         saves = [op for op in ops if op.name == "bwd.save"]
         named = {ir.StringAttr(op.attributes["name"]).value: op.operands[0] for op in saves}
-        kept = [name for name, value in named.items() if name in own and _is_marked(value)]
+        kept = [name for name, value in named.items() if name in own and self._is_listed(value)]
         for op in [op for op in ops if KEPT_ON_HOST in op.attributes]:
             del op.attributes[KEPT_ON_HOST]
         if kept:
             module.attributes[OFFLOADED] = ir.ArrayAttr.get([ir.StringAttr.get(name) for name in kept])
+
+    def _is_listed(self, value: ir.Value) -> bool:
+        """Whether a value is to go to the host.
+
+        Raises:
+            PassFailure: its mark is none of those that there are.
+        """
+        if not isinstance(value, ir.OpResult) or KEPT_ON_HOST not in value.owner.attributes:
+            return False
+        mark = value.owner.attributes[KEPT_ON_HOST]
+        if mark not in (ir.StringAttr.get(ALWAYS), ir.StringAttr.get(MAYBE)):
+            message = f"{self.name}: {KEPT_ON_HOST} is {mark}"
+            raise PassFailure(value.owner, message, f"it is '{ALWAYS}' or '{MAYBE}'")
+        return self.maybe or mark == ir.StringAttr.get(ALWAYS)
 
 
 def read_offloaded(module: ir.Operation) -> tuple[str, ...]:
@@ -49,7 +67,3 @@ def read_offloaded(module: ir.Operation) -> tuple[str, ...]:
     if OFFLOADED not in module.attributes:
         return ()
     return tuple(ir.StringAttr(name).value for name in ir.ArrayAttr(module.attributes[OFFLOADED]))
-
-
-def _is_marked(value: ir.Value) -> bool:
-    return isinstance(value, ir.OpResult) and KEPT_ON_HOST in value.owner.attributes

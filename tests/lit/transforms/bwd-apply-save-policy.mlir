@@ -1,5 +1,5 @@
 // RUN: retrograd-opt %s --split-input-file -p 'bwd-apply-save-policy{rules="must-save op=mm; must-recompute name=e*; bf16 dtype=f32 min-bytes=64" unmatched=ignore}' | FileCheck %s
-// RUN: retrograd-opt %s --split-input-file -p 'bwd-apply-save-policy{rules="bf16 op=mm; offload dtype=f32 min-bytes=64" unmatched=ignore}' | FileCheck %s --check-prefix=HOST
+// RUN: retrograd-opt %s --split-input-file -p 'bwd-apply-save-policy{rules="bf16 op=mm; may-offload op=exp; offload dtype=f32 min-bytes=64" unmatched=ignore}' | FileCheck %s --check-prefix=HOST
 
 !square = !torch.vtensor<[4,4],f32>
 !row = !torch.vtensor<[4],f32>
@@ -13,8 +13,8 @@
 // CHECK-NEXT: torch.aten.mul.Tensor %{{.*}}, %{{.*}} :
 // Where values are kept is a sort of its own, beside their types; a value that is smaller stays.
 // HOST-LABEL: module @rules
-// HOST: torch.aten.mm {{.*}} {bwd.offload, bwd.saved_dtype = "bf16", bwd.values = ["early"]}
-// HOST-NEXT: torch.aten.exp {{.*}} {bwd.offload, bwd.values = ["exp"]}
+// HOST: torch.aten.mm {{.*}} {bwd.offload = "always", bwd.saved_dtype = "bf16", bwd.values = ["early"]}
+// HOST-NEXT: torch.aten.exp {{.*}} {bwd.offload = "maybe", bwd.values = ["exp"]}
 // HOST-NEXT: torch.aten.neg {{.*}} {bwd.values = ["few"]}
 // HOST: torch.aten.mul.Tensor %{{.*}}, %{{.*}} :
 module @rules {
