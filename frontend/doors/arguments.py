@@ -14,7 +14,7 @@ from torch.utils import _pytree as pytree
 from retrograd.contract.signature import InputSpec
 from retrograd.frontend.doors.signature import type_of
 from retrograd.frontend.doors.unregistered_objects import held_by, objects_within
-from retrograd.frontend.python.source_locations import CaptureError
+from retrograd.frontend.python.source_locations import DENSE_REMEDY, CaptureError
 
 
 def check_call(model: object, args: object, kwargs: object) -> None:
@@ -75,7 +75,7 @@ def _check_leaf(name: str, leaf: Any) -> None:
             raise CaptureError(f"{name} is a nested tensor", "pass a padded one, and a mask of what is padded")
         if leaf.layout is not torch.strided:
             layout = str(leaf.layout).removeprefix("torch.")
-            raise CaptureError(f"{name} is a tensor of layout {layout}", "pass a dense tensor: to_dense()")
+            raise CaptureError(f"{name} is a tensor of layout {layout}", DENSE_REMEDY)
     elif isinstance(leaf, np.ndarray):
         raise CaptureError(f"{name} is a NumPy array, which would be a constant", "pass torch.from_numpy(...) of it")
     elif not isinstance(leaf, type) and _holds_tensor(leaf):

@@ -89,7 +89,9 @@ def compile_with_dynamo(
         return _compile(graph_module, example_inputs, build, peak)
     except _Refused as refused:
         if isinstance(refused.error, LeftToEagerError):
-            _LOG.warning("run in eager: %s; to compile it, %s", refused.error.message, refused.error.remedy)
+            # Behind a semicolon are other doors.
+            remedy = refused.error.remedy.partition("; or ")[0]
+            _LOG.warning("run in eager: %s; to compile it, %s", refused.error.message, remedy)
             return graph_module.forward
         raise refused.error from refused.error.__cause__
 

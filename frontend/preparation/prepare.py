@@ -14,6 +14,7 @@ from torch.fx import GraphModule, Node
 from retrograd.frontend.autograd.steps.parameter_reads import finish_reads
 from retrograd.frontend.complex_numbers.split import split_complex
 from retrograd.frontend.doors.deferred_code import recompile_when_called
+from retrograd.frontend.doors.flat_module import state_name
 from retrograd.frontend.hooks.pack_hooks import HookPair, mark_values
 from retrograd.frontend.layers.class_losses import shorten_class_losses
 from retrograd.frontend.layers.streams import share_seed
@@ -22,7 +23,7 @@ from retrograd.frontend.preparation.empty_tensors import fill_empty_tensors, for
 from retrograd.frontend.preparation.rounded_constants import fold_rounded_constants, mark_rounded_places
 from retrograd.frontend.preparation.scalar_types import match_scalars
 from retrograd.frontend.preparation.unsigned_bytes import widen_bytes
-from retrograd.frontend.python.source_locations import CaptureError, source_place
+from retrograd.frontend.python.source_locations import DENSE_REMEDY, LeftToEagerError, source_place
 from retrograd.frontend.sizes.size_nodes import SYMBOLIC, share_sizes
 from retrograd.frontend.verification.as_traced import copy_graph, draw_alike
 
@@ -184,14 +185,13 @@ def refuse_sparse_layouts(graph_module: GraphModule) -> None:
     ``nn.Embedding(sparse=True)`` is one.
 
     Raises:
-        CaptureError: there is such a tensor; names the op and the line of the user's code.
+        LeftToEagerError: there is such a tensor; names the op and the line of the user's code, or the parameter or
+            buffer.
     """
     for node in graph_module.graph.nodes:
         for value in torch.utils._pytree.tree_leaves(node.meta.get("val")):
             if isinstance(value, torch.Tensor) and value.layout is not torch.strided:
                 place = source_place(node.stack_trace)
-                raise CaptureError(
-                    f"{node.target}{f' at {place}' if place else ''} is a tensor of layout {value.layout}",
-                    "use dense tensors, such as the gradients of an embedding without sparse=True; or "
-                    "retrograd.enable(), which leaves a backward of sparse gradients to eager",
-                )
+                kept = getattr(node.meta.get("desc"), "target", None)
+                name = f"{node.target}{f' at {place}' if place else ''}" if kept is None else state_name(kept)
+                raise LeftToEagerError(f"{name} is a tensor of layout {value.layout}", DENSE_REMEDY)

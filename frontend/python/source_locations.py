@@ -331,6 +331,13 @@ class LeftToEagerError(CaptureError):
     refuse it."""
 
 
+DENSE_REMEDY = (
+    "use dense tensors, such as to_dense(), or an embedding without sparse=True; or "
+    'torch.compile(model, backend="retrograd") or retrograd.enable(), which leave what computes with others to eager'
+)
+"""The remedy for tensors of other layouts than ``torch.strided``."""
+
+
 def shared_memory_error() -> LeftToEagerError:
     """The error for arguments that AOTAutograd made one of, because a write to one changes the others."""
     return LeftToEagerError(

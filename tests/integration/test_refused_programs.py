@@ -232,13 +232,34 @@ def test_the_remedy_of_a_sparse_gradient_works() -> None:
     model, (_, y) = Looked(), sample()
     with pytest.raises(retrograd.CaptureError, match=r"layout torch\.sparse_coo") as refused:
         retrograd.compile_backward(model, (y,), cache=False)
-    assert "retrograd.enable()" in refused.value.remedy
+    assert "retrograd.enable()" in refused.value.remedy and "torch.compile" in refused.value.remedy
     expected = gradients(model, model, y)[1]
     assert expected.is_sparse
+    compiled = gradients(model, torch.compile(model, backend="retrograd"), y)[1]
+    assert compiled.is_sparse and torch.equal(compiled.to_dense(), expected.to_dense())
     with retrograd.enable(cache=False):
         model(y).backward()
     assert model.words.weight.grad is not None and model.words.weight.grad.is_sparse
     torch.testing.assert_close(model.words.weight.grad.to_dense(), expected.to_dense())
+
+
+class Adjacent(nn.Module):
+    """Multiplies by a sparse matrix that it has."""
+
+    neighbours: Tensor
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("neighbours", torch.eye(4).to_sparse())
+        self.linear = nn.Linear(4, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return (self.neighbours @ self.linear(x)).square().sum()  # type: ignore[no-any-return]
+
+
+def test_a_sparse_buffer_is_named() -> None:
+    with pytest.raises(retrograd.CaptureError, match=r"^capture: neighbours is a tensor of layout torch\.sparse_coo"):
+        retrograd.compile_backward(Adjacent(), (torch.randn(4, 4),), cache=False)
 
 
 class Ensemble(nn.Module):
