@@ -61,11 +61,12 @@ class Moves:
 
 def moving_forward(plain: Caller, moving: Caller, moves: Moves) -> Caller:
     """A forward that is called by ``moving``, which leaves residuals on the host. It is by ``plain`` where they are to
-    be looked at: by hooks of saved tensors that are open, by a check, and by whoever traces or records the call."""
+    be looked at, by hooks of saved tensors that are open, by a check, and by whoever traces or records the call; and
+    where gradients are off, so that nobody keeps them."""
 
     def call(tensors: list[Any]) -> list[Any]:
         stays = find_reader() or not moves.mover.is_free() or not moves.is_checked() or _are_fake(tensors)
-        return plain(tensors) if stays else moving(tensors)
+        return plain(tensors) if stays or not _is_recorded(tensors) else moving(tensors)
 
     return call
 
@@ -94,6 +95,11 @@ def find_reader() -> bool:
     """Whether somebody reads in Python what a forward saves: hooks of saved tensors, or compiled autograd."""
     hooks: object = torch._C._autograd._top_saved_tensors_default_hooks(False)
     return hooks is not None or compiled_autograd.compiled_autograd_enabled
+
+
+def _is_recorded(tensors: Sequence[Any]) -> bool:
+    """Whether autograd records the call of these arguments: they are detached where it does not."""
+    return any(isinstance(tensor, Tensor) and tensor.requires_grad for tensor in tensors)
 
 
 def _are_fake(tensors: Sequence[Any]) -> bool:

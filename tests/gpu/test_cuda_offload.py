@@ -250,6 +250,35 @@ def test_peak_as_predicted() -> None:
     assert "GB/s" in report["offload"][0]
 
 
+def test_a_budget_decides() -> None:
+    model, x = make(16)
+    maybe = retrograd.offload(within_budget=True)
+
+    def within(budget: int) -> retrograd.CompiledBackward:
+        return retrograd.compile_backward(
+            model, (x,), partition="budget", memory_budget=budget, save_policy=maybe, verify=False
+        )
+
+    assert "offloaded_bytes" not in within(4 << 30).explain().to_dict()
+    with pytest.raises(retrograd.InfeasibleBudget) as caught:
+        within(MIB)
+    step = within(caught.value.least)
+    expected = gradients(model, model(x))
+    for _ in range(2):
+        for one, other in zip(gradients(model, step(x)), expected, strict=True):
+            torch.testing.assert_close(one, other, rtol=1e-3, atol=1e-6)
+    report = step.explain().to_dict()
+    assert report["peak_bytes_measured"] <= caught.value.least
+    for parameter in model.parameters():
+        parameter.grad = None
+    before = allocated()
+    torch.cuda.reset_peak_memory_stats()
+    step(x).backward()
+    torch.cuda.synchronize()
+    assert torch.cuda.max_memory_allocated() - before <= caught.value.least * 1.03
+    print("least", caught.value.least, {k: v for k, v in report.items() if "offload" in k or "recompute" in k})
+
+
 def test_copies_run_beside_kernels() -> None:
     model, x = make()
     step = compiled(model, (x,), save_policy=retrograd.offload())

@@ -168,7 +168,7 @@ def test_hooks_of_saved_tensors_see_what_the_device_has(
     assert mover.log == []
 
 
-def test_a_recorded_call_moves_nothing(
+def test_a_call_that_is_captured_or_has_no_backward_moves_nothing(
     model: Deep, x: Tensor, step: retrograd.CompiledBackward, mover: LateMover, expected: list[Tensor]
 ) -> None:
     mover.log.clear()
@@ -178,6 +178,9 @@ def test_a_recorded_call_moves_nothing(
     finally:
         mover.is_recorded = False
     assert_close(gradients(model, loss), expected)
+    assert mover.log == []
+    with torch.no_grad():
+        torch.testing.assert_close(step(x)[0], model(x)[0])
     assert mover.log == []
 
 
