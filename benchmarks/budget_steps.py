@@ -33,7 +33,8 @@ from retrograd.frontend.preparation.importer import import_graph
 from retrograd.pipelines.analysis.partition.pareto import InfeasibleBudget
 from retrograd.pipelines.analysis.partition.policies import POLICIES, Policy
 from retrograd.pipelines.devices.targets import CPU
-from retrograd.pipelines.stages.budgeted import BudgetBuilder, Choice, step_peak
+from retrograd.pipelines.stages.budgeted import BudgetBuilder, Choice
+from retrograd.pipelines.stages.peaks import step_peak
 from retrograd.pipelines.stages.staged import Finished, Progress, StagedModule
 from retrograd.pipelines.toolchain.executable import Executable
 

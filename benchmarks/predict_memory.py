@@ -22,7 +22,7 @@ from retrograd.dialects import ir
 from retrograd.frontend.doors.capture import capture_joint
 from retrograd.frontend.preparation.importer import import_graph
 from retrograd.pipelines.devices.targets import CPU
-from retrograd.pipelines.stages.budgeted import step_peak
+from retrograd.pipelines.stages.peaks import step_peak
 from retrograd.pipelines.stages.staged import Progress, stage_module
 from retrograd.pipelines.toolchain.executable import measure_scratch
 from retrograd.pipelines.toolchain.lowering import lower_to_linalg

@@ -16,9 +16,9 @@ from retrograd.contract.sizes import DynamicSize
 from retrograd.contract.tensors import TensorSpec
 from retrograd.frontend.doors.capture import CapturedGraph
 from retrograd.frontend.libraries.kernel_calls import REFUSED
-from retrograd.pipelines.stages.budgeted import handed_over, step_peak, unknown_scratch
 from retrograd.pipelines.stages.interface import port_bytes
 from retrograd.pipelines.stages.offloading import moved_bytes, moving_plans
+from retrograd.pipelines.stages.peaks import handed_over, step_peak, unknown_scratch
 from retrograd.pipelines.stages.staged import StagedModule
 from retrograd.pipelines.toolchain.executable import Executable
 from retrograd.runtime.reports.timeline import BETWEEN, HELD

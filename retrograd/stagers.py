@@ -28,10 +28,11 @@ from retrograd.pipelines.analysis.partition.read_graph import read_hints
 from retrograd.pipelines.devices.targets import Target
 from retrograd.pipelines.infra.functions import find_function
 from retrograd.pipelines.stages.backward_variants import stage_variant, variant_peak
-from retrograd.pipelines.stages.budgeted import BudgetBuilder, forward_peak
+from retrograd.pipelines.stages.budgeted import BudgetBuilder
 from retrograd.pipelines.stages.collective_passes import request_collectives
 from retrograd.pipelines.stages.kept_stages import KeptStages, Staging
 from retrograd.pipelines.stages.lifetimes import shorten_lifetimes
+from retrograd.pipelines.stages.peaks import forward_peak
 from retrograd.pipelines.stages.staged import (
     ExecutableStore,
     Finished,

@@ -13,7 +13,7 @@ from retrograd.dialects import ir
 from retrograd.dialects.context import make_context
 from retrograd.pipelines.infra.functions import find_function
 from retrograd.pipelines.infra.runner import run_passes
-from retrograd.pipelines.stages.budgeted import step_peak
+from retrograd.pipelines.stages.peaks import step_peak
 from retrograd.pipelines.stages.stage_steps import LEFT_OUT, STAGES, passes_of
 from retrograd.pipelines.stages.staged import Progress, StagedModule, finish_staging
 from retrograd.pipelines.transforms.torch.bwd_drop_tangents import BwdDropTangents

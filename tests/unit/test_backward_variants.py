@@ -11,7 +11,7 @@ from retrograd.pipelines.stages.backward_variants import (
     stage_variant,
     variant_peak,
 )
-from retrograd.pipelines.stages.budgeted import step_peak
+from retrograd.pipelines.stages.peaks import step_peak
 from retrograd.pipelines.stages.staged import Progress, StagedModule, stage_module
 
 # Two outputs of 64 bytes, each with a gradient of its own; the second's slope is saved.

@@ -21,8 +21,9 @@ from retrograd.pipelines.analysis.partition.partition_plan import PartitionPlan
 from retrograd.pipelines.analysis.partition.policies import POLICIES, PointOfCurve, Policy
 from retrograd.pipelines.devices.targets import CPU, Target
 from retrograd.pipelines.stages import budgeted
-from retrograd.pipelines.stages.budgeted import BudgetBuilder, step_peak, thin_out
+from retrograd.pipelines.stages.budgeted import BudgetBuilder, thin_out
 from retrograd.pipelines.stages.interface import port_bytes
+from retrograd.pipelines.stages.peaks import step_peak
 from retrograd.pipelines.stages.staged import Progress, StagedModule
 from retrograd.pipelines.toolchain.executable import Executable
 from retrograd.runtime.reports.report import plot_curve

@@ -28,7 +28,7 @@ from retrograd.contract.plan import (
     insert_frees,
 )
 from retrograd.pipelines.analysis.stages.offload_steps import fetch_arguments, find_movable, offload_results
-from retrograd.pipelines.stages.budgeted import plan_peak
+from retrograd.pipelines.stages.peaks import plan_peak
 from retrograd.runtime.cuda.residual_moves import Transfer
 from retrograd.runtime.programs.errors import ExecutionError
 from retrograd.runtime.steps.stage_executor import StageExecutor

@@ -5,7 +5,7 @@
 from __future__ import annotations
 
 from retrograd.contract.plan import Free, RunIsland, RunStage, StagePlan, insert_frees
-from retrograd.pipelines.stages.budgeted import plan_peak
+from retrograd.pipelines.stages.peaks import plan_peak
 
 FIRST = RunStage("first", ("x",), ("a", "b"))
 ISLAND = RunIsland(0, ("a",), ("p", ""), (30, 5))

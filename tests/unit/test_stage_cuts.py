@@ -15,7 +15,7 @@ from retrograd.pipelines.analysis.partition.joint_graph import JointGraph, Op, V
 from retrograd.pipelines.analysis.partition.op_kinds import OpKind
 from retrograd.pipelines.analysis.stages.offload_steps import fetch_arguments, offload_results
 from retrograd.pipelines.analysis.stages.stage_cuts import CutFunction, find_cuts, split_behind
-from retrograd.pipelines.stages.budgeted import plan_peak
+from retrograd.pipelines.stages.peaks import plan_peak
 
 UNIT = 1 << 12
 
