@@ -181,7 +181,8 @@ def _refuse_seeding(run: Callable[[], Any], entries: Sequence[Any], before: torc
         torch.default_generator.set_state(before)
         raise CaptureError(
             f"the model sets or asks for the state of PyTorch's random numbers, which compiled code does not{place}",
-            "draw them before the model is called and pass them as an argument, or from a torch.Generator of its own",
+            "draw them before the model is called and pass them as an argument, or from a torch.Generator of its own; "
+            "or use retrograd.enable(), which compiles the backward as it runs",
         )
 
 

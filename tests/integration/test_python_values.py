@@ -274,6 +274,37 @@ def test_seeds_of_pytorchs(seed: Callable[[Any], float]) -> None:
     assert torch.equal(torch.get_rng_state(), state)
 
 
+class Recomputed(torch.autograd.Function):
+    """Drops out elements, and once more in the backward, from a seed of its own, as reversible layers do."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        ctx.save_for_backward(x)
+        torch.manual_seed(5)
+        return torch.dropout(2 * x, 0.5, True)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> Any:
+        (x,) = ctx.saved_tensors
+        with torch.enable_grad():
+            x = x.detach().requires_grad_()
+            torch.manual_seed(5)
+            (given,) = torch.autograd.grad(torch.dropout(2 * x, 0.5, True), x, gradient)
+        return given
+
+
+def test_the_remedy_of_seeds_works() -> None:
+    x = torch.ones(40, requires_grad=True)
+    with pytest.raises(retrograd.CaptureError, match="the state of PyTorch's random numbers") as refused:
+        retrograd.compile_backward(Recomputed.apply, (x,), cache=False)
+    assert "retrograd.enable()" in refused.value.remedy
+    for _ in range(3):
+        with retrograd.enable(cache=False):
+            result = Recomputed.apply(x)  # type: ignore[no-untyped-call]
+            (gradient,) = torch.autograd.grad(result.sum(), x)
+        assert torch.equal(gradient != 0, result != 0)
+
+
 def test_seeds_of_other_generators() -> None:
     """A generator of the model's own, and what a checkpoint does with the state of PyTorch's, are none of these."""
     generator = torch.Generator()
