@@ -9,15 +9,20 @@ from collections.abc import Mapping
 from retrograd.contract.plan import StagePlan, insert_frees, whole_plan
 from retrograd.contract.roles import BACKWARD, FORWARD, is_own_residual
 from retrograd.contract.tensors import FunctionSpec
-from retrograd.pipelines.analysis.stages.offload_steps import fetch_arguments, find_movable, offload_results
+from retrograd.pipelines.analysis.stages.offload_steps import (
+    fetch_arguments,
+    find_at_turn,
+    find_movable,
+    offload_results,
+)
 from retrograd.pipelines.stages.interface import port_bytes
 from retrograd.pipelines.stages.staged import StagedModule
 
 
 def moved_bytes(staged: StagedModule) -> dict[str, int]:
     """Bytes of the residuals that go to the host, by the names of their values: those that were chosen, and that the
-    forward computes as results of their own. A module without a forward, the backward of a loss that leaves out
-    outputs, has those that it takes."""
+    forward computes as results of their own, but for those that its last stage gives and the backward's first one
+    takes. A module without a forward, the backward of a loss that leaves out outputs, has those that it takes."""
     if not staged.offloaded:
         return {}
     chosen = {
@@ -27,11 +32,17 @@ def moved_bytes(staged: StagedModule) -> dict[str, int]:
     }
     if all(function.name != FORWARD for function in staged.functions):
         return chosen
-    forward = staged.function(FORWARD)
-    plan = plain_plan(staged, forward)
-    known = dict(zip((result.value for result in forward.results), plan.results, strict=True))
-    movable = find_movable(plan, [known[value] for value in chosen])
-    return {value: size for value, size in chosen.items() if known[value] in movable}
+    forward, backward = staged.function(FORWARD), staged.function(BACKWARD)
+    plan, back = plain_plan(staged, forward), plain_plan(staged, backward)
+    given = dict(zip((result.value for result in forward.results), plan.results, strict=True))
+    taken = dict(zip((argument.value for argument in backward.arguments), back.arguments, strict=True))
+    movable = find_movable(plan, [given[value] for value in chosen])
+    last, first = find_at_turn(plan, back)
+    return {
+        value: size
+        for value, size in chosen.items()
+        if given[value] in movable and not (given[value] in last and taken[value] in first)
+    }
 
 
 def moving_plans(staged: StagedModule) -> dict[str, StagePlan]:

@@ -215,7 +215,7 @@ def test_models(name: str) -> None:
     case = on_device(name)
     model = case.model
     assert isinstance(model, nn.Module)
-    step = compiled(model, case.args, save_policy=retrograd.offload(min_bytes=1024))
+    step = compiled(model, case.args, save_policy=retrograd.offload(min_bytes=1))
     assert step.explain().to_dict()["offloaded_bytes"] > 0
     expected = without_moves(step, lambda: gradients(model, case.loss(step(*case.args))))
     for _ in range(2):

@@ -253,7 +253,7 @@ def test_stages_lower_the_peak_that_is_predicted_and_measured(model: Deep, x: Te
 
 
 def test_rules_choose_what_goes(model: Deep, x: Tensor, mover: LateMover, expected: list[Tensor]) -> None:
-    one = compiled(model, x, retrograd.offload(name="sin_2") | retrograd.saved_dtype("bf16", op="cos"))
+    one = compiled(model, x, retrograd.offload(name="sin_1") | retrograd.saved_dtype("bf16", op="cos"))
     assert one.explain().to_dict()["offloaded_bytes"] == MIB
     assert_close(gradients(model, loss_of(one(x))), expected)
     packed = compiled(model, x, retrograd.offload(op="sin") | retrograd.saved_dtype("bf16", op="sin"))

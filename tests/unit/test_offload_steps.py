@@ -27,7 +27,12 @@ from retrograd.contract.plan import (
     find_plan_problems,
     insert_frees,
 )
-from retrograd.pipelines.analysis.stages.offload_steps import fetch_arguments, find_movable, offload_results
+from retrograd.pipelines.analysis.stages.offload_steps import (
+    fetch_arguments,
+    find_at_turn,
+    find_movable,
+    offload_results,
+)
 from retrograd.pipelines.stages.peaks import plan_peak
 from retrograd.runtime.cuda.residual_moves import Transfer
 from retrograd.runtime.programs.errors import ExecutionError
@@ -52,42 +57,63 @@ BACKWARD = insert_frees(
 )
 
 
-def test_residuals_leave_behind_the_next_step_or_their_last_use() -> None:
-    plan = offload_results(FORWARD, set("rst"))
-    moves = [step for step in plan.steps if not isinstance(step, Free)]
-    assert moves == [
-        island(0, "x", "ar"),
+def stage(number: int, arguments: str, results: str) -> RunStage:
+    return RunStage(f"stage_{number}", tuple(arguments), tuple(results))
+
+
+def test_residuals_leave_behind_the_next_stage_or_their_last_use() -> None:
+    steps = (stage(0, "x", "ar"), island(0, "a", "bs"), stage(1, "br", "ct"), stage(2, "c", "y"))
+    plan = offload_results(insert_frees(StagePlan(("x",), steps, tuple("yrst"))), set("rst"))
+    assert [step for step in plan.steps if not isinstance(step, Free)] == [
+        stage(0, "x", "ar"),
         StartOffload(("r",), ("r (host)",)),
-        island(1, "a", "bs"),
+        # What it runs beside ends at once.
+        island(0, "a", "bs"),
         StartOffload(("s",), ("s (host)",)),
-        island(2, "br", "ct"),
+        stage(1, "br", "ct"),
         StartOffload(("t",), ("t (host)",)),
-        # The third step reads the first's.
+        # The second stage reads the first's.
         FinishOffload(("r", "s")),
-        island(3, "c", "y"),
+        stage(2, "c", "y"),
         FinishOffload(("t",)),
     ]
     assert plan.results == ("y", "r (host)", "s (host)", "t (host)")
-    assert list(find_plan_problems(plan, ())) == []
 
 
-def test_residuals_are_back_one_step_before_their_first_use() -> None:
-    plan = fetch_arguments(BACKWARD, {"r": 3, "s": 5, "t": 7})
-    moves = [step for step in plan.steps if not (isinstance(step, Free) and "(host)" not in step.values[0])]
-    assert moves == [
+def test_residuals_are_back_from_one_stage_before_their_first_use_on() -> None:
+    steps = (stage(0, "dt", "e"), island(0, "e", "f"), stage(1, "fsr", "g"), stage(2, "gru", "h"))
+    back = insert_frees(StagePlan(tuple("rstud"), steps, ("h",)))
+    plan = fetch_arguments(back, {"r": 3, "s": 5, "t": 7, "u": 9})
+    assert [step for step in plan.steps if not (isinstance(step, Free) and "(host)" not in step.values[0])] == [
         StartFetch(("t (host)",), ("t",), (7,)),
         Free(("t (host)",)),
         FinishFetch(("t",)),
-        island(0, "dt", "e"),
         StartFetch(("r (host)", "s (host)"), ("r", "s"), (3, 5)),
         Free(("r (host)", "s (host)")),
-        island(1, "e", "f"),
+        stage(0, "dt", "e"),
+        island(0, "e", "f"),
         FinishFetch(("r", "s")),
-        island(2, "fsr", "g"),
-        island(3, "gr", "h"),
+        StartFetch(("u (host)",), ("u",), (9,)),
+        Free(("u (host)",)),
+        stage(1, "fsr", "g"),
+        FinishFetch(("u",)),
+        stage(2, "gru", "h"),
     ]
-    assert plan.arguments == ("r (host)", "s (host)", "t (host)", "d")
-    assert list(find_plan_problems(plan, ())) == []
+    assert plan.arguments == ("r (host)", "s (host)", "t (host)", "u (host)", "d")
+
+
+def test_plans_with_moves_have_no_problems() -> None:
+    for plan in (offload_results(FORWARD, set("rst")), fetch_arguments(BACKWARD, {"r": 3, "s": 5, "t": 7})):
+        assert list(find_plan_problems(plan, ())) == []
+
+
+def test_what_would_come_back_as_soon_as_it_has_left_stays() -> None:
+    assert find_at_turn(FORWARD, BACKWARD) == (frozenset("y"), frozenset("dt"))
+    steps = (stage(0, "x", "ar"), stage(1, "a", "yt"))
+    forward = insert_frees(StagePlan(("x",), steps, tuple("yrt")))
+    assert find_at_turn(forward, BACKWARD) == (frozenset("yt"), frozenset("dt"))
+    whole = insert_frees(StagePlan(("x",), (stage(0, "x", "yrt"),), tuple("yrt")))
+    assert find_at_turn(whole, BACKWARD) == (frozenset(), frozenset())
 
 
 def test_a_function_in_one_piece() -> None:

@@ -2,9 +2,11 @@
 # SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
 """Plans of stages between which residuals go to the host's memory and come back.
 
-A copy runs beside the step that follows, and is waited for behind it: so long the device has both. What a forward gives
-leaves when the step has run that is behind the one that gives it, or its last use; what a backward takes is there from
-the step in front of its first use on. A function in one piece is a plan of one step: what it gives leaves behind it.
+A copy runs beside the compiled stage that follows, and is waited for behind it: so long the device has both. What a
+forward gives leaves when the stage has run that is behind the step that gives it, or its last use; what a backward
+takes is there from the stage in front of its first use on. (Of ops that run in torch between two stages most are short:
+where copies ran beside these, GPT-2's step took as long as all of it one after another.) A function in one piece is a
+plan of one step: what it gives leaves behind it.
 """
 
 from __future__ import annotations
@@ -16,6 +18,7 @@ from retrograd.contract.plan import (
     FinishFetch,
     FinishOffload,
     Free,
+    RunStage,
     StagePlan,
     StartFetch,
     StartOffload,
@@ -38,6 +41,15 @@ def find_movable(plan: StagePlan, values: Collection[str]) -> frozenset[str]:
     return frozenset(value for value in values if counts[value] == 1 and value in made)
 
 
+def find_at_turn(forward: StagePlan, backward: StagePlan) -> tuple[frozenset[str], frozenset[str]]:
+    """Finds the values that the last step of a forward gives, and those that the first step of its backward takes: a
+    residual that is both would come back as soon as it has left. None, where a half is in one piece."""
+    halves = [[step for step in plan.steps if not isinstance(step, Free)] for plan in (forward, backward)]
+    if min(map(len, halves)) < 2:
+        return frozenset(), frozenset()
+    return frozenset(gives(halves[0][-1])), frozenset(uses(halves[1][0]))
+
+
 def offload_results(plan: StagePlan, moved: Collection[str]) -> StagePlan:
     """A forward's plan whose results ``moved``, all of them movable, are on the host."""
     joined = join_frees(plan.steps)
@@ -49,7 +61,7 @@ def offload_results(plan: StagePlan, moved: Collection[str]) -> StagePlan:
     for place, (step, _) in enumerate(joined):
         for value in [value for value in gives(step) if value in moved]:
             starts.setdefault(place, []).append(value)
-            following = min(place + 1, len(joined) - 1)
+            following = next((n for n in range(place + 1, len(joined)) if _is_stage(joined[n][0])), len(joined) - 1)
             ends.setdefault(max(last.get(value, place), following), []).append(value)
     steps: list[Step] = []
     for place, (step, freed) in enumerate(joined):
@@ -101,11 +113,16 @@ def _fetch(values: Sequence[str], moved: Mapping[str, int]) -> list[Step]:
 
 
 def _find_preceding(steps: Sequence[Step]) -> list[int]:
-    """For each step the one in front of it that does more than to free; itself for the first."""
+    """For each step the last stage in front of it; without one, the first step that does more than to free."""
     found = list(range(len(steps)))
+    first = next((place for place, step in enumerate(steps) if not isinstance(step, Free)), 0)
     preceding: int | None = None
     for place, step in enumerate(steps):
-        found[place] = place if preceding is None else preceding
-        if not isinstance(step, Free):
+        found[place] = min(first, place) if preceding is None else preceding
+        if _is_stage(step):
             preceding = place
     return found
+
+
+def _is_stage(step: Step) -> bool:
+    return isinstance(step, RunStage)

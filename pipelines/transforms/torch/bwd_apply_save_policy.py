@@ -82,7 +82,10 @@ def mark_op(read: ReadGraph, op: Op, policy: SavePolicy) -> list[SaveRule]:
         _mark_maker(read, op, STORED, ir.StringAttr.get(stored.action))
     moved = next((rule for rule in found if rule.action in (OFFLOAD, MAY_OFFLOAD)), None)
     if moved is not None:
-        _mark_maker(read, op, KEPT_ON_HOST, ir.StringAttr.get(ALWAYS if moved.action == OFFLOAD else MAYBE))
+        mark = ir.StringAttr.get(ALWAYS if moved.action == OFFLOAD else MAYBE)
+        # Of a view that is saved itself, its own; of an argument's it is all that there is.
+        target.attributes[KEPT_ON_HOST] = mark
+        _mark_maker(read, op, KEPT_ON_HOST, mark)
     return found
 
 

@@ -9,7 +9,7 @@ from dataclasses import field
 from retrograd.contract.attributes import BWD_NAME, BWD_ROLE, BWD_VALUE
 from retrograd.contract.roles import BACKWARD, FORWARD, is_own_residual
 from retrograd.dialects import ir
-from retrograd.pipelines.analysis.partition.read_graph import attribute_dicts
+from retrograd.pipelines.analysis.partition.read_graph import attribute_dicts, read_joint
 from retrograd.pipelines.analysis.partition.value_numbering import ALWAYS, KEPT_ON_HOST, MAYBE
 from retrograd.pipelines.infra.functions import find_function, only_block
 from retrograd.pipelines.infra.passes import ModulePass, PassFailure
@@ -19,9 +19,10 @@ OFFLOADED = "bwd.offloaded"
 
 
 class BwdOffloadSaved(ModulePass):
-    """Lists on the module, as ``bwd.offloaded = ["exp"]``, the residuals whose op has ``bwd.offload = "always"``, and
-    with ``maybe`` those with ``"maybe"`` too: the runtime keeps them on the host. What is an output too stays where its
-    owner has it. The marks are gone afterwards, so that kernels are the same with them and without.
+    """Lists on the module, as ``bwd.offloaded = ["exp"]``, the residuals whose op, or that of what they are a view of
+    all of, has ``bwd.offload = "always"``, and with ``maybe`` those with ``"maybe"`` too: the runtime keeps them on the
+    host. What is an output too stays where its owner has it. The marks are gone afterwards, so that kernels are the
+    same with them and without.
     """
 
     description = "List the residuals that go to memory of the host"
@@ -33,19 +34,31 @@ class BwdOffloadSaved(ModulePass):
         if forward is None or backward is None:
             message = f"{self.name}: no functions @forward and @backward in the module"
             raise PassFailure(module, message, "run bwd-partition first")
+        ops = [op for func in (forward, backward) for op in walk(only_block(func, self.name))]
+        marked = [op for op in ops if KEPT_ON_HOST in op.attributes]
+        kept = self._find_kept(forward, backward) if marked else []
+        for op in marked:
+            del op.attributes[KEPT_ON_HOST]
+        if kept:
+            module.attributes[OFFLOADED] = ir.ArrayAttr.get([ir.StringAttr.get(name) for name in kept])
+
+    def _find_kept(self, forward: ir.Operation, backward: ir.Operation) -> list[str]:
         own = {
             entry.get(BWD_VALUE, "")
             for entry in attribute_dicts(backward, "arg_attrs")
             if is_own_residual(entry.get(BWD_ROLE, ""), entry.get(BWD_NAME, ""))
         }
-        ops = [op for func in (forward, backward) for op in walk(only_block(func, self.name))]
-        saves = [op for op in ops if op.name == "bwd.save"]
-        named = {ir.StringAttr(op.attributes["name"]).value: op.operands[0] for op in saves}
-        kept = [name for name, value in named.items() if name in own and self._is_listed(value)]
-        for op in [op for op in ops if KEPT_ON_HOST in op.attributes]:
-            del op.attributes[KEPT_ON_HOST]
-        if kept:
-            module.attributes[OFFLOADED] = ir.ArrayAttr.get([ir.StringAttr.get(name) for name in kept])
+        read = read_joint(forward)
+        values, numbers = read.graph.values, {value: number for number, value in enumerate(read.values)}
+        kept = []
+        for save in [op for op in walk(only_block(forward, self.name)) if op.name == "bwd.save"]:
+            name, number = ir.StringAttr(save.attributes["name"]).value, numbers[save.operands[0]]
+            root = read.graph.view_root(number)
+            # A view of all of it is it.
+            makers = [read.values[v] for v in {number, root} if values[v].bytes == values[number].bytes]
+            if name in own and any(map(self._is_listed, makers)):
+                kept.append(name)
+        return kept
 
     def _is_listed(self, value: ir.Value) -> bool:
         """Whether a value is to go to the host.
