@@ -50,9 +50,8 @@ class KeptIsland:
     def open(self) -> EagerIsland:
         """The island, to be run."""
         steps = [(_find(name), args, kwargs) for name, args, kwargs in self.steps]
-        return EagerIsland(
-            _function(steps, self.results), self.layouts, self.text, is_library=True, by_values=self.by_values
-        )
+        function = _KeptFunction(steps, self.results, len(self.layouts))
+        return EagerIsland(function, self.layouts, self.text, is_library=True, by_values=self.by_values)
 
 
 def keep_islands(islands: Sequence[EagerIsland]) -> tuple[KeptIsland, ...] | None:
@@ -118,17 +117,32 @@ def _is_plain(value: Any) -> bool:
     return isinstance(value, (_Place, *_PLAIN))
 
 
-def _function(
-    steps: Sequence[tuple[Callable[..., Any], Any, Any]], results: Sequence[int]
-) -> Callable[..., Sequence[torch.Tensor]]:
-    def run(*tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
+class _KeptFunction:
+    """Ops that were kept, as a function of tensors."""
+
+    def __init__(
+        self, steps: Sequence[tuple[Callable[..., Any], Any, Any]], results: Sequence[int], arguments: int
+    ) -> None:
+        self._steps, self._results, self._arguments = steps, results, arguments
+
+    def __call__(self, *tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        """Run them."""
         values: list[Any] = [*tensors]
-        for call, args, kwargs in steps:
+        for call, args, kwargs in self._steps:
             given = [_fill(value, values) for value in args]
             values.append(call(*given, **{name: _fill(value, values) for name, value in kwargs.items()}))
-        return tuple(values[number] for number in results)
+        return tuple(values[number] for number in self._results)
 
-    return run
+    @property
+    def graph(self) -> torch.fx.Graph:
+        """The same as a graph."""
+        graph = torch.fx.Graph()
+        nodes: list[Any] = [graph.placeholder(f"value_{number}") for number in range(self._arguments)]
+        for call, args, kwargs in self._steps:
+            given = tuple(_fill(value, nodes) for value in args)
+            nodes.append(graph.call_function(call, given, {name: _fill(v, nodes) for name, v in kwargs.items()}))
+        graph.output(tuple(nodes[number] for number in self._results))
+        return graph
 
 
 def _fill(value: Any, values: Sequence[Any]) -> Any:

@@ -49,8 +49,9 @@ def attention(
         return op(query, key, value, dropout_p, is_causal, attn_mask=attn_mask, scale=scale)
     match _choose(query, key, value, attn_mask, is_causal, scale):
         case SDPBackend.CUDNN_ATTENTION:
-            op = aten._scaled_dot_product_cudnn_attention.default
-            output, lse, *_ = op(query, key, value, attn_mask, True, 0.0, is_causal, scale=scale)
+            # By its binding, which takes half the time of the op's.
+            attend = torch._scaled_dot_product_cudnn_attention
+            output, lse, *_ = attend(query, key, value, attn_mask, True, 0.0, is_causal, scale=scale)
             return output, lse.squeeze(-1)
         case SDPBackend.FLASH_ATTENTION:
             op = aten._scaled_dot_product_flash_attention.default

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 
 from retrograd.contract.sizes import Size, evaluate_shape, evaluate_size, numbers_of
+from retrograd.runtime.steps.island_code import shorten
 
 
 @dataclass(frozen=True)
@@ -37,6 +38,10 @@ class Layout:
         return Layout(shape, stride, evaluate_size(self.offset, sizes))
 
 
+_CALLS_BEFORE = 2
+_transform = torch._C._functorch.peek_interpreter_stack
+
+
 @dataclass
 class EagerIsland:
     """Ops in torch, called as a compiled function is: results have memory of their own.
@@ -53,7 +58,8 @@ class EagerIsland:
     is_library: bool = False
     by_values: bool = False
     seconds: float = field(default=0.0)
-    # Of a module its own function, once a first call has written that: nobody hooks the modules of islands.
+    _calls: int = field(default=0, init=False, repr=False)
+    # What is called from the third time on.
     _run: Callable[..., Sequence[torch.Tensor]] | None = field(default=None, init=False, repr=False)
 
     def __call__(self, values: Sequence[Any]) -> list[torch.Tensor]:
@@ -76,15 +82,25 @@ class EagerIsland:
         else:
             layouts = self._layouts_at(numbers) if numbers else self.layouts
             arguments = [_laid_out(t, layout) for t, layout in zip(tensors, layouts, strict=True)]
-        if self._run is None:
-            given = self.function(*numbers, *arguments)
-            self._run = self.function.forward if isinstance(self.function, torch.nn.Module) else self.function
-        else:
-            given = self._run(*numbers, *arguments)
+        run = self._run or self._find_run(arguments)
+        # Inside of a transform of torch.func a tensor has other strides than it says.
+        given = (run if _transform() is None else self.function)(*numbers, *arguments)
         # What a library computes has memory of its own, which its several results may share.
         if self.by_values:
             return list(given) if len(given) == 1 else _separate(given, ())
         return _separate(given, {*tensors, *arguments})
+
+    def _find_run(self, arguments: Sequence[torch.Tensor]) -> Callable[..., Sequence[torch.Tensor]]:
+        """The function as it is, twice; then a shorter one, where sizes are fixed. What is called once or twice is not
+        worth writing one."""
+        self._calls += 1
+        if self._calls > _CALLS_BEFORE and _transform() is None:
+            graph = getattr(self.function, "graph", None)
+            short = shorten(graph, arguments) if isinstance(graph, torch.fx.Graph) and not self.sizes else None
+            # Nobody hooks the modules of islands.
+            plain = self.function.forward if isinstance(self.function, torch.nn.Module) else self.function
+            self._run = short or plain
+        return self._run or self.function
 
     def _layouts_at(self, numbers: Sequence[int]) -> list[Layout]:
         sizes = dict(zip(self.sizes, numbers, strict=True))
