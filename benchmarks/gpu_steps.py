@@ -69,12 +69,24 @@ def load_file(case: Case) -> Callable[..., Any]:
         return retrograd.load(path, case.model if isinstance(case.model, torch.nn.Module) else None)
 
 
+def save_on_cpu(case: Case) -> Callable[..., Any]:
+    """The model in eager, with what it saves in pinned memory of the host."""
+
+    def run(*args: Any) -> Any:
+        with torch.autograd.graph.save_on_cpu(pin_memory=True):
+            return case.model(*args)
+
+    return run
+
+
 ENGINES: dict[str, Callable[[Case], Callable[..., Any]]] = {
     "inductor": lambda case: torch.compile(case.model),
     "retrograd": lambda case: retrograd.compile_backward(case.model, case.args),
     "graphs": lambda case: retrograd.compile_backward(case.model, case.args, cuda_graphs=True),
     "auto": lambda case: retrograd.compile_backward(case.model, case.args, cuda_graphs="auto"),
     "early": lambda case: retrograd.compile_backward(case.model, case.args, free_early=True),
+    "offload": lambda case: retrograd.compile_backward(case.model, case.args, save_policy=retrograd.offload()),
+    "save_on_cpu": save_on_cpu,
     "tiles": lambda case: retrograd.compile_backward(case.model, case.args, tiles="measure"),
     "file": load_file,
     "off": lambda case: retrograd.compile_backward(case.model, case.args, kernels="off"),
@@ -89,7 +101,8 @@ EXPLANATION = """\
 Each step is a forward, the mean of the squared outputs and a backward, from and to an idle device; medians, the engines
 taking turns in one process. TF32 is off. *through*: eager PyTorch, `torch.compile` with Inductor, `compile_backward`
 with its defaults, with `cuda_graphs=True` (*graphs*) and `cuda_graphs="auto"` (*auto*), from a file that was saved
-(*file*), with `free_early=True` (*early*), and with `kernels="off"`.
+(*file*), with `free_early=True` (*early*), with residuals on the host (*offload*; in eager *save_on_cpu*), and with
+`kernels="off"`.
 
 - *kernels*: the sum of kernel times of a step, by `torch.profiler`.
 - *peak*: the most memory of a step beyond what was there before it, by torch's count; a graph's memory is there before,
