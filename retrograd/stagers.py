@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
-from functools import cached_property
+from functools import cache, cached_property
 from importlib.metadata import version
 from typing import Protocol
 
@@ -68,6 +68,12 @@ class Stager(Protocol):
         """
 
 
+@cache
+def _releases() -> tuple[tuple[str, str], ...]:
+    """What is imported stays what it is: to ask for each compilation took a hundredth of a small one's own time."""
+    return tuple((key, version(package)) for key, package in PACKAGES.items())
+
+
 @dataclass
 class Work:
     """One compilation: what is compiled, how, and what it goes through on the way."""
@@ -102,10 +108,10 @@ class Work:
             self.store.put(known, json.dumps(asdict(rates)).encode())
         return rates
 
-    @cached_property
+    @property
     def versions(self) -> dict[str, str]:
         """The releases of what it is made with."""
-        return {key: version(package) for key, package in PACKAGES.items()}
+        return dict(_releases())
 
     def compile(self, staged: StagedModule, target: Target | None = None) -> Finished:
         """Lower and compile a staged module for a target, that of the options if there is no other."""

@@ -17,11 +17,12 @@ def peak_bytes(graph_module: torch.fx.GraphModule) -> int:
     """The most bytes that are alive at a time when the graph runs op by op, its arguments apart, at the sizes of the
     trace. A storage lives until the last use of the values that look at it."""
     nodes = [*graph_module.graph.nodes]
+    storages = {node: _storages(node.meta.get("val")) for node in nodes}
     last: dict[int, int] = {}
     sizes: dict[int, int] = {}
     for place, node in enumerate(nodes):
         for used in (node, *node.all_input_nodes):
-            for storage, size in _storages(used.meta.get("val")).items():
+            for storage, size in storages[used].items():
                 last[storage] = place
                 sizes.setdefault(storage, size if used is node and node.op == "call_function" else 0)
     ends: dict[int, list[int]] = {}
@@ -29,7 +30,7 @@ def peak_bytes(graph_module: torch.fx.GraphModule) -> int:
         ends.setdefault(place, []).append(storage)
     alive, live, most = set[int](), 0, 0
     for place, node in enumerate(nodes):
-        for storage in _storages(node.meta.get("val")).keys() - alive:
+        for storage in storages[node].keys() - alive:
             alive.add(storage)
             live += sizes[storage]
         most = max(most, live)
