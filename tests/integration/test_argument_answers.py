@@ -128,7 +128,8 @@ ASKING: dict[str, Forward] = {
         masked_by_hand,
     )
 }
-CONTENTS = ([1, 2, 3, 1], [2, 1, 1, 3], [1, 3, 3, 1], [3, 0, 2, 0], [1, 2, 3, 1])
+# Each that is new compiles. Of the second numbers, sums, greatest and least are others, and a zero is among them.
+CONTENTS = ([1, 2, 3, 1], [3, 0, 2, 0], [1, 2, 3, 1])
 
 
 def gradients(model: nn.Module, call: Callable[..., Tensor], *args: Tensor) -> list[Tensor]:

@@ -225,7 +225,7 @@ import signal, sys, torch, retrograd
 from torch import nn
 # A shell has what it starts in the background ignore interrupts.
 signal.signal(signal.SIGINT, signal.default_int_handler)
-model = nn.Sequential(*[nn.Conv2d(4 + i, 5 + i, 3, padding=1) for i in range(4)])
+model = nn.Sequential(*[nn.Conv2d(4 + i, 5 + i, 3, padding=1) for i in range(2)])
 print("ready", flush=True)
 def report(phase):
     print(phase, flush=True)

@@ -13,10 +13,18 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from executables import compile_once
 from torch import Tensor, nn
 
 import retrograd
 from retrograd.frontend.python.drawn_arrays import DrawnError
+from retrograd.pipelines.stages import staged
+
+
+@pytest.fixture(autouse=True)
+def _compiled_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of one model in several tests, and as it is without the share that draws, iree-compile is asked once."""
+    monkeypatch.setattr(staged, "compile_executable", compile_once)
 
 
 def draw_mask(shape: tuple[int, int], share: float, least: int = 0) -> Any:
