@@ -212,6 +212,8 @@ def draw_patterns(seed: int, count: int) -> list[Pattern]:
     return patterns[:count]
 
 
+# The second and the third draw of patterns are another walk through the same programs.
+@pytest.mark.short_cases(*(f"{program.__name__}-0" for program in PROGRAMS), "one_behind_the_other-1")
 @pytest.mark.parametrize("seed", range(3))
 @pytest.mark.parametrize("program", PROGRAMS)
 def test_none_at_one_step_and_a_gradient_at_the_next(program: Program, seed: int) -> None:

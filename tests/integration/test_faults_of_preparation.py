@@ -144,6 +144,9 @@ def make() -> nn.Module:
     return Masked()
 
 
+@pytest.mark.short_cases(
+    "bwd-cse-compile_backward", "importer-torch.compile", "outputs-compile_backward", "gradients-torch.compile"
+)
 @pytest.mark.parametrize("door", DOORS.values(), ids=DOORS)
 @pytest.mark.parametrize("fault", FAULTS.values(), ids=FAULTS)
 def test_what_is_not_the_traced_graph_is_not_used(

@@ -125,6 +125,7 @@ def check_state(found: nn.Module, expected: nn.Module) -> None:
         torch.testing.assert_close(p.grad, q.grad)
 
 
+@pytest.mark.long_cases("Inner-1")
 @pytest.mark.parametrize(("kind", "others"), [(Running, 0), (Inner, 1), (Caches, 1)])
 def test_attributes_are_set_as_in_eager(kind: Callable[[], nn.Module], others: int) -> None:
     model = kind()
@@ -449,6 +450,7 @@ class Truncated(Base):
         return result
 
 
+@pytest.mark.short_cases("False-True", "True-False")
 @pytest.mark.parametrize("goes_on", [False, True])
 @pytest.mark.parametrize("runs_before", [False, True])
 def test_what_is_kept_requires_grad(goes_on: bool, runs_before: bool) -> None:

@@ -50,7 +50,7 @@ def resized_by_lines(w: Tensor) -> Tensor:
     return (F.interpolate(image, size=(5, 3), mode="bicubic", align_corners=True) * torch.arange(15.0).view(5, 3)).sum()
 
 
-@pytest.mark.short_cases("solved_for_both", "resized", "resized_by_lines")
+@pytest.mark.short_cases("solved_for_both", "resized")
 @pytest.mark.parametrize(
     "function", [solved, solved_for_both, solved_for_one, resized, resized_exactly, resized_by_lines]
 )

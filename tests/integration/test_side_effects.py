@@ -367,6 +367,7 @@ def add_up_windows(spectrum: Tensor) -> Tensor:
     return signal.square().sum() + signal[1] * signal[4]
 
 
+@pytest.mark.short_cases("torch.compile")
 @pytest.mark.parametrize("door", ["compile_backward", "torch.compile"])
 def test_windows_that_are_added_up(door: str) -> None:
     """As a write to windows is put back, and not refused as one."""

@@ -67,6 +67,8 @@ SIZES = [
 ]
 
 
+# What is aligned takes no scales, whatever the sizes.
+@pytest.mark.long_cases(*(f"before{n}-after{n}-scaled-True" for n in range(len(SIZES)) if n != 5))
 @pytest.mark.parametrize("aligned", [False, True])
 @pytest.mark.parametrize("share", [None, 1.07], ids=["", "scaled"])
 @pytest.mark.parametrize(("before", "after"), SIZES)
