@@ -120,14 +120,14 @@ def test_bf16_random_numbers_and_f64_compile_to_ptx(tmp_path: Path) -> None:
 
 
 def test_kernels_take_no_more_buffers_than_drivers_load() -> None:
-    """iree-compile makes one kernel of the twenty results, until it is told to make one for each."""
+    """iree-compile makes one kernel of more results than these load, until it is told to make one for each."""
     x = torch.randn(64, 64, requires_grad=True)
     step = retrograd.compile_backward(many_results, (x,), target="cuda:sm_80")
     assert "--iree-dispatch-creation-fuse-multi-use=false" in step.explain().to_dict()["flags"]
 
 
 def many_results(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
-    return tuple((x * float(i)).exp() for i in range(20))
+    return tuple((x * float(i)).exp() for i in range(17))
 
 
 @pytest.mark.parametrize("architecture", ["sm_75", "sm_120"])
