@@ -76,6 +76,19 @@ class Layers(nn.Module):
         return loss
 
 
+class Wave(nn.Module):
+    """The least that is compiled; of its ops the sine has no decomposition."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.layer = nn.Linear(6, 6)
+
+    def forward(self, x: Tensor) -> Tensor:
+        loss: Tensor = self.layer(x).sin().pow(2).mean()
+        return loss
+
+
 def step(call: Model, model: nn.Module, x: Tensor) -> list[Tensor]:
     """What a step gives: the loss, the gradients of the argument and of the parameters, the buffers."""
     torch.manual_seed(7)
@@ -135,7 +148,7 @@ def test_a_known_model_has_eagers_gradients() -> None:
 
 
 def test_a_known_model_does_not_hold_its_arguments() -> None:
-    model, x = Layers(), argument()
+    model, x = Wave(), argument()
     compiled_before(model, x)
     known = retrograd.compile_backward(model, (x,))
     held = weakref.ref(x)
@@ -171,7 +184,7 @@ def test_a_known_model_is_compiled_anew_for_other_values(traces: list[Any]) -> N
 
 
 def test_what_was_never_called_is_not_known(traces: list[Any]) -> None:
-    model, x = Layers(), argument()
+    model, x = Wave(), argument()
     retrograd.compile_backward(model, (x,))
     again = retrograd.compile_backward(model, (x,))
     assert len(traces) == 2
@@ -182,7 +195,7 @@ def test_what_was_never_called_is_not_known(traces: list[Any]) -> None:
 
 
 def test_what_was_found_to_be_wrong_is_not_known(traces: list[Any], monkeypatch: pytest.MonkeyPatch) -> None:
-    model, x = Layers(), argument()
+    model, x = Wave(), argument()
     made: list[Checks] = []
     original = Checks.check_of
 
@@ -200,7 +213,7 @@ def test_what_was_found_to_be_wrong_is_not_known(traces: list[Any], monkeypatch:
 
 
 def test_an_entry_that_cannot_be_read_is_a_miss(traces: list[Any], monkeypatch: pytest.MonkeyPatch) -> None:
-    model, x = Layers(), argument()
+    model, x = Wave(), argument()
     with monkeypatch.context() as patch:
         patch.setattr(KeptModel, "dump", lambda self: b"no pickle")
         compiled_before(model, x)
@@ -209,7 +222,7 @@ def test_an_entry_that_cannot_be_read_is_a_miss(traces: list[Any], monkeypatch: 
 
 
 def test_without_the_cache_nothing_is_kept_or_known(traces: list[Any], tmp_path: Path) -> None:
-    model, x = Layers(), argument()
+    model, x = Wave(), argument()
     compiled_before(model, x, cache=False)
     assert not [*tmp_path.glob("cache/*")]
     compiled_before(model, x)
@@ -266,19 +279,6 @@ def test_a_known_model_runs_without_gradients_twice_and_under_enable() -> None:
     (first,) = torch.autograd.grad(known(x), x, create_graph=True)
     with pytest.raises(RuntimeError, match="gradients of gradients of Layers"):
         first.sum().backward()
-
-
-class Wave(nn.Module):
-    """Calls an op that has no decomposition."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        torch.manual_seed(0)
-        self.layer = nn.Linear(6, 6)
-
-    def forward(self, x: Tensor) -> Tensor:
-        loss: Tensor = self.layer(x).sin().pow(2).mean()
-        return loss
 
 
 def test_what_was_compared_with_other_kernels_is_not_known(traces: list[Any]) -> None:
@@ -339,7 +339,7 @@ def test_a_model_that_changes_as_it_runs_is_not_kept(traces: list[Any]) -> None:
 
 
 def test_a_model_whose_code_was_evicted_is_traced(traces: list[Any]) -> None:
-    model, x = Layers(), argument()
+    model, x = Wave(), argument()
     compiled_before(model, x)
     kept, code = look_up(model, x)
     assert code not in kept.dump()
@@ -427,7 +427,7 @@ def test_two_outputs_are_not_kept(traces: list[Any]) -> None:
 
 
 def test_a_lookup_finds_what_was_kept_for_this_very_model() -> None:
-    model, x = Layers(), argument()
+    model, x = Wave(), argument()
     compiled_before(model, x)
     kept, _ = look_up(model, x)
     assert {Store().get_by_key(key) for key in kept.checks.values()} == {b"right"}
