@@ -70,7 +70,8 @@ class Stager(Protocol):
 
 @cache
 def _releases() -> tuple[tuple[str, str], ...]:
-    """What is imported stays what it is: to ask for each compilation took a hundredth of a small one's own time."""
+    """The releases of the packages, read once: to read them for each compilation took a hundredth of a small one's own
+    time, and what is imported stays what it is."""
     return tuple((key, version(package)) for key, package in PACKAGES.items())
 
 
