@@ -9,6 +9,7 @@ from dataclasses import dataclass, field, replace
 
 import torch
 
+from retrograd.active_scopes import is_enabled
 from retrograd.contract.plan import RunStage, StagePlan, whole_plan
 from retrograd.contract.roles import INTO, SAVED
 from retrograd.contract.tensors import FunctionSpec
@@ -114,10 +115,11 @@ class Build:
             return None
         mover = mover_of(self.program.torch_device)
         call = self._step_calls.call_of(name, plan, mover)
-        return Moves(frozenset(self.staged.offloaded), mover, self._is_checked, call)
+        return Moves(frozenset(self.staged.offloaded), mover, self._may_move, call)
 
-    def _is_checked(self) -> bool:
-        return self.checks is None or self.checks.are_settled()
+    def _may_move(self) -> bool:
+        """Whether nobody looks at residuals in torch: a first call that is compared, or a backward that is captured."""
+        return (self.checks is None or self.checks.are_settled()) and not is_enabled()
 
     def _is_queued(self, name: str) -> bool:
         """Whether a call of a function waits for nothing."""

@@ -9,11 +9,11 @@ import logging
 import threading
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
-from contextvars import ContextVar
 from typing import Literal
 
 import torch
 
+from retrograd.active_scopes import ACTIVE, is_enabled
 from retrograd.build import build_backward
 from retrograd.contract.collectives import Collectives
 from retrograd.frontend.autograd.engine.engine import CapturedFunction, Engine, standing_before
@@ -26,8 +26,6 @@ from retrograd.options import BackwardRequest
 from retrograd.pipelines.analysis.hooks.hook_schedule import HookSchedule
 
 _LOG = logging.getLogger("retrograd")
-# Of the scopes that the thread is in, from the outermost to the one that counts.
-_ACTIVE: ContextVar[tuple[BackwardRequest, ...]] = ContextVar("retrograd.enable", default=())
 
 
 class _Client:
@@ -37,7 +35,7 @@ class _Client:
         self.history = History(_LOG)
 
     def is_active(self) -> bool:
-        return bool(_ACTIVE.get())
+        return is_enabled()
 
     def times_backwards(self) -> bool:
         if not _active_options().leaves_slow or torch.are_deterministic_algorithms_enabled():
@@ -74,10 +72,10 @@ class Scope(contextlib.ContextDecorator):
 
     def __enter__(self) -> None:
         _open_scope()
-        _ACTIVE.set((*_ACTIVE.get(), self._options))
+        ACTIVE.set((*ACTIVE.get(), self._options))
 
     def __exit__(self, *exception: object) -> None:
-        _ACTIVE.set(_ACTIVE.get()[:-1])
+        ACTIVE.set(ACTIVE.get()[:-1])
         _close_scope()
 
 
@@ -143,7 +141,7 @@ def explain_recompiles() -> Recompiles:
 
 def _active_options() -> BackwardRequest:
     """Those of the scope that counts; the engine has nothing captured outside of one."""
-    return _ACTIVE.get()[-1]
+    return ACTIVE.get()[-1]
 
 
 def _open_scope() -> None:

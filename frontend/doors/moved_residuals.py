@@ -45,13 +45,13 @@ class Mover(Protocol):
 class Moves:
     """How a function is called that gives residuals on the host, or takes them from there.
 
-    ``values`` are those of a backward, by name. ``call`` moves them while it runs, where ``is_checked`` says that no
-    first call of its program is to be compared any more; it is ``None`` for a function that is compiled later.
+    ``values`` are those of a backward, by name. ``call`` moves them while it runs, where ``may_move`` says that nobody
+    else is to look at them; it is ``None`` for a function that is compiled later.
     """
 
     values: frozenset[str]
     mover: Mover
-    is_checked: Callable[[], bool]
+    may_move: Callable[[], bool]
     call: Callable[[Tensors], Tensors] | None
 
     def without_call(self) -> Moves:
@@ -65,7 +65,7 @@ def moving_forward(plain: Caller, moving: Caller, moves: Moves) -> Caller:
     where gradients are off, so that nobody keeps them."""
 
     def call(tensors: list[Any]) -> list[Any]:
-        stays = find_reader() or not moves.mover.is_free() or not moves.is_checked() or _are_fake(tensors)
+        stays = find_reader() or not moves.mover.is_free() or not moves.may_move() or _are_fake(tensors)
         return plain(tensors) if stays or not _is_recorded(tensors) else moving(tensors)
 
     return call
@@ -80,7 +80,7 @@ def moving_backward(plain: Caller, moving: Caller | None, moves: Moves, places: 
         found = [place for place in places if isinstance(tensors[place], Tensor) and mover.is_host(tensors[place])]
         if not found or _are_fake(tensors):
             return plain(tensors)
-        if moving is not None and moves.is_checked():
+        if moving is not None and moves.may_move():
             return moving(tensors)
         fetched, transfer = mover.fetch([tensors[place] for place in found])
         transfer.finish()

@@ -314,6 +314,22 @@ def test_a_graph_of_the_users_that_is_captured() -> None:
     assert_same([p.grad for p in model.parameters() if p.grad is not None], expected)
 
 
+def test_a_backward_that_is_captured_as_it_runs() -> None:
+    model, x = make()
+    step = compiled(model, (x,), save_policy=retrograd.offload())
+    expected = without_moves(step, lambda: gradients(model, step(x)))
+    for _ in range(3):
+        loss = step(x)
+        with retrograd.enable():
+            found = gradients(model, loss)
+        for one, other in zip(found, expected, strict=True):
+            torch.testing.assert_close(one, other, rtol=1e-3, atol=1e-6)
+        with retrograd.enable():
+            found = gradients(model, step(x))
+        for one, other in zip(found, expected, strict=True):
+            torch.testing.assert_close(one, other, rtol=1e-3, atol=1e-6)
+
+
 def test_what_is_refused(tmp_path: Path) -> None:
     case = MODELS["mlp"].make("test")
     with pytest.raises(ValueError, match="compile for 'cuda' alone"):

@@ -179,6 +179,10 @@ def test_a_call_that_is_captured_or_has_no_backward_moves_nothing(
         mover.is_recorded = False
     assert_close(gradients(model, loss), expected)
     assert mover.log == []
+    with retrograd.enable():
+        loss = loss_of(step(x))
+    assert mover.log == []
+    assert_close(gradients(model, loss), expected)
     with torch.no_grad():
         torch.testing.assert_close(step(x)[0], model(x)[0])
     assert mover.log == []
