@@ -159,6 +159,16 @@ def test_powers_of_what_is_not_above_zero() -> None:
     torch.testing.assert_close(*results, equal_nan=True)
 
 
+def test_numbers_below_the_normal_ones_are_zeros_in_compiled_code_alone() -> None:
+    """As the guide says; whoever calls it computes with them as before."""
+    x = torch.tensor([1e-40, 1e-30], requires_grad=True)
+    step = retrograd.compile_backward(lambda x: (x * 2, x.sign() * x), (x,), verify=False)
+    for _ in range(2):
+        doubled, _ = step(x)
+        assert doubled.tolist() == [0.0, 2 * float(x[1])]
+        assert float((x.detach() * 2)[0]) > 0
+
+
 def quotients(x: Tensor, y: Tensor) -> list[Tensor]:
     """Angles, and what whole quotients are and leave."""
     number = x * 1.0
