@@ -26,7 +26,7 @@ from retrograd.pipelines.kernels.column_text import (
     write_moments,
 )
 from retrograd.pipelines.kernels.dispatch import create_dispatches
-from retrograd.pipelines.kernels.expressions import TYPES, Statements, write_value
+from retrograd.pipelines.kernels.expressions import TYPES, Statements, find_combined, write_value
 from retrograd.pipelines.kernels.family import Compiled, Refusal
 from retrograd.pipelines.kernels.kernel import Kernel
 from retrograd.pipelines.kernels.matrices import find_buffer, is_aligned
@@ -234,16 +234,9 @@ def _find_reads(rank: int) -> dict[str, str]:
 
 def _write_sum(op: ir.Operation, body: _Body) -> str | None:
     """Write to ``body`` the elements that a sum adds up; returns the name of them."""
-    block, inputs = op.regions[0].blocks[0], len(read_inputs(op))
-    (*_, end) = (view.operation for view in block.operations)
-    combined, total = end.operands[0], block.arguments[inputs]
-    if not isinstance(combined, ir.OpResult) or combined.owner.name != "arith.addf" or len(list(total.uses)) != 1:
-        return None
-    others = [operand for operand in combined.owner.operands if operand != total]
-    start = read_number(op.operands[inputs])
-    if len(others) != 1 or not isinstance(start, ir.FloatAttr) or start.value != 0:
-        return None
-    return write_value(others[0], body.statements) if _name_inputs(op, body) else None
+    total = op.regions[0].blocks[0].arguments[len(read_inputs(op))]
+    combined = find_combined(op, {"arith.addf": 0.0}) if len(list(total.uses)) == 1 else None
+    return write_value(combined, body.statements) if combined is not None and _name_inputs(op, body) else None
 
 
 def _name_inputs(op: ir.Operation, body: _Body) -> bool:

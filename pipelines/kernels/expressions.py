@@ -5,9 +5,12 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from retrograd.dialects import ir
+from retrograd.pipelines.transforms.helpers.fills import read_number
+from retrograd.pipelines.transforms.helpers.generics import read_inputs
 
 TYPES = {"f32": "tl.float32", "bf16": "tl.bfloat16", "f16": "tl.float16", "i64": "tl.int64", "i32": "tl.int32"}
 """Triton's names of the types that expressions are of; of i1 they are truths."""
@@ -102,3 +105,18 @@ def _write_constant(op: ir.Operation) -> str | None:
     if isinstance(attribute, ir.IntegerAttr) and kind in ("i64", "i32"):
         return f"({attribute.value})"
     return None
+
+
+def find_combined(op: ir.Operation, starts: Mapping[str, float]) -> ir.Value | None:
+    """Find what a reduction combines with its result so far, in the body of a ``linalg.generic``; ``None`` where that
+    is not by one of the ops of ``starts``, beginning with the number that is given for it."""
+    block, inputs = op.regions[0].blocks[0], len(read_inputs(op))
+    (*_, end) = (view.operation for view in block.operations)
+    combined, total = end.operands[0], block.arguments[inputs]
+    if not isinstance(combined, ir.OpResult) or combined.owner.name not in starts:
+        return None
+    others = [operand for operand in combined.owner.operands if operand != total]
+    start = read_number(op.operands[inputs])
+    if len(others) != 1 or not isinstance(start, ir.FloatAttr) or start.value != starts[combined.owner.name]:
+        return None
+    return others[0]

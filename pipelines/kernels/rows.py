@@ -18,13 +18,12 @@ from typing import ClassVar
 from retrograd.dialects import ir
 from retrograd.pipelines.kernels.dispatch import create_dispatch
 from retrograd.pipelines.kernels.epilogues import find_epilogue
-from retrograd.pipelines.kernels.expressions import TYPES, Statements, write_value
+from retrograd.pipelines.kernels.expressions import TYPES, Statements, find_combined, write_value
 from retrograd.pipelines.kernels.family import Compiled, Refusal
 from retrograd.pipelines.kernels.kernel import Kernel
 from retrograd.pipelines.kernels.matrices import find_buffer
 from retrograd.pipelines.kernels.products import PRODUCTS
 from retrograd.pipelines.kernels.questions import MEASURED, Chosen, Launch, Question, Run, Trial, pick
-from retrograd.pipelines.transforms.helpers.fills import read_number
 from retrograd.pipelines.transforms.helpers.generics import GENERIC, is_reduced, read_inputs, read_maps
 
 SHORTEST = 512
@@ -206,18 +205,10 @@ def _write_map(op: ir.Operation, body: _Body) -> str | None:
 
 def _write_reduced(op: ir.Operation, body: _Body) -> str | None:
     """Write the elements that a sum or maximum is taken of. A maximum may come with its place, if nobody reads that."""
-    block, inputs = op.regions[0].blocks[0], len(read_inputs(op))
     if any(list(result.uses) for result in list(op.results)[1:]):
         return None
-    (*_, end) = (view.operation for view in block.operations)
-    combined, total = end.operands[0], block.arguments[inputs]
-    if not isinstance(combined, ir.OpResult) or combined.owner.name not in _START:
-        return None
-    others = [operand for operand in combined.owner.operands if operand != total]
-    start = read_number(op.operands[inputs])
-    if len(others) != 1 or not isinstance(start, ir.FloatAttr) or start.value != _START[combined.owner.name]:
-        return None
-    return write_value(others[0], body.statements) if _name_inputs(op, body) else None
+    combined = find_combined(op, _START)
+    return write_value(combined, body.statements) if combined is not None and _name_inputs(op, body) else None
 
 
 def _name_inputs(op: ir.Operation, body: _Body) -> bool:
