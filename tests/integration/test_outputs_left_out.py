@@ -14,6 +14,7 @@ import outputs_left_out
 import pytest
 import torch
 import torch.nn.functional as F
+from executables import compile_once
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 from torch.utils.checkpoint import checkpoint
@@ -22,8 +23,15 @@ import retrograd
 import retrograd.stagers
 from retrograd import ZeroTangentWarning, compile_backward
 from retrograd.pipelines.infra.errors import CompileError
+from retrograd.pipelines.stages import staged
 
 BATCH = torch.export.Dim("batch", max=64)
+
+
+@pytest.fixture(autouse=True)
+def _compiled_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Tests that keep away from the cache, to see what is compiled when, compile the same models."""
+    monkeypatch.setattr(staged, "compile_executable", compile_once)
 
 
 class Heads(nn.Module):
