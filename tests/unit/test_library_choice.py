@@ -376,6 +376,14 @@ def test_products_of_uneven_rows_are_sooner_a_librarys(width: int, uneven: bool)
     assert least is not None and (least < WORTH_ON_CPU) == uneven
 
 
+def test_a_row_times_a_matrix_is_sooner_a_librarys() -> None:
+    """The gradient of a linear layer with one result; two rows are compiled code's as long as others."""
+    known = LIBRARY_OPS[aten.mm.default]
+    matrix = torch.empty(4096, 2048, device="meta")
+    one, two = (known.excess(torch.empty(rows, 4096, device="meta"), matrix) for rows in (1, 2))
+    assert one > two == 1
+
+
 def test_a_product_is_marked_by_its_width() -> None:
     """Two of one size, but for how far vectors divide their rows."""
     marked = []
