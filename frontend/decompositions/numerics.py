@@ -167,10 +167,12 @@ def native_batch_norm_backward(
 
 def smooth_l1_loss_backward(grad: Tensor, x: Tensor, target: Tensor, reduction: int, beta: float) -> Tensor:
     """``aten.smooth_l1_loss_backward``: NaN of what is NaN, since it is not beyond ``beta``."""
+    kind = x.dtype
+    grad, x, target = map(computed, (grad, x, target))
     difference = x - target
     share = grad / difference.numel() if reduction == 1 else grad
     slope = torch.where(difference.abs() >= beta, torch.sign(difference), difference / beta)
-    return slope * share
+    return (slope * share).to(kind)
 
 
 def _drop(x: Tensor, axes: Sequence[int]) -> Tensor:

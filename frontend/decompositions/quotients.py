@@ -16,15 +16,15 @@ aten = torch.ops.aten
 _HALF = (torch.bfloat16, torch.float16)
 
 
-def _joined(x: Tensor, y: Tensor | float) -> tuple[Tensor, Tensor, torch.dtype] | None:
-    """Both in the type in which they are computed with, and that of the result; ``None`` for whole numbers."""
+def _joined(x: Tensor, y: Tensor | float, *, rounded: bool) -> tuple[Tensor, Tensor, torch.dtype] | None:
+    """Both in the type in which they are computed with, and that of the result; ``None`` for whole numbers. A divisor
+    that is a number is ``rounded`` to the type of the result first, or not, as in eager."""
     kind = torch.result_type(x, y)
     if not kind.is_floating_point:
         return None
     wide = torch.float32 if kind in _HALF else kind
-    # A number is rounded to the type of the tensor first, as in eager.
-    divisor = y if isinstance(y, Tensor) else torch.full([], y, dtype=kind, device=x.device)
-    return x.to(wide), divisor.to(wide), kind
+    divisor = y if isinstance(y, Tensor) else torch.full([], y, dtype=kind if rounded else wide, device=x.device)
+    return x.to(wide), (divisor.to(kind) if rounded else divisor).to(wide), kind
 
 
 def _left_over(x: Tensor, y: Tensor) -> Tensor:
@@ -34,7 +34,7 @@ def _left_over(x: Tensor, y: Tensor) -> Tensor:
 
 def fmod(x: Tensor, y: Tensor | float) -> Any:
     """``aten.fmod`` of floats."""
-    joined = _joined(x, y)
+    joined = _joined(x, y, rounded=True)
     return NotImplemented if joined is None else _left_over(*joined[:2]).to(joined[2])
 
 
@@ -43,7 +43,7 @@ def divide(x: Tensor, y: Tensor | float, *, rounding_mode: str | None) -> Any:
 
     Source: ``div_floor_floating`` of PyTorch's ``c10/util/generic_math.h``.
     """
-    joined = _joined(x, y)
+    joined = _joined(x, y, rounded=False)
     if rounding_mode != "floor" or joined is None:
         return NotImplemented
     x, divisor, kind = joined

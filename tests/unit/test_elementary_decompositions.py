@@ -41,6 +41,11 @@ def test_whole_quotients_and_what_they_leave(dtype: torch.dtype) -> None:
         down = quotients.divide(x, divisor, rounding_mode="floor")
         same(down, torch.div(x, divisor, rounding_mode="floor"))
         assert down.dtype == dtype
+    # Of bfloat16 a number is a divisor as it is, and rounded where it leaves something; both are off by one elsewhere.
+    many = torch.arange(-1200, 1200).to(dtype) / 16
+    for number in (0.3, torch.tensor(0.3)):
+        same(quotients.divide(many, number, rounding_mode="floor"), torch.div(many, number, rounding_mode="floor"))
+        same(quotients.fmod(many, number), torch.fmod(many, number))
     assert quotients.fmod(torch.tensor([5]), 3) is NotImplemented
     assert quotients.divide(x, y[0], rounding_mode="trunc") is NotImplemented
 

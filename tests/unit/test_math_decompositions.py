@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from torch.fx.experimental.proxy_tensor import make_fx
 
-from retrograd.frontend.decompositions import functions, sums
+from retrograd.frontend.decompositions import functions, numerics, sums
 from retrograd.frontend.decompositions.places import sorting
 from retrograd.frontend.decompositions.table import DECOMPOSITIONS, decomposition_table
 
@@ -248,3 +248,13 @@ def test_the_larger_number_of_two() -> None:
     for op in (aten.fmax.default, aten.fmin.default):
         function = next(entry.function for entry in DECOMPOSITIONS if entry.op is op)
         same(function(x, y), op(x, y))
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("reduction", [0, 1])
+def test_gradients_of_smooth_losses_are_rounded_once(reduction: int, dtype: torch.dtype) -> None:
+    grad, x, y = torch.randn(3, 64, 9, generator=torch.Generator().manual_seed(0)).to(dtype).unbind()
+    found = numerics.smooth_l1_loss_backward(grad, x, y, reduction, 0.7)
+    expected = aten.smooth_l1_loss_backward(grad.double(), x.double(), y.double(), reduction, 0.7)
+    assert found.dtype == dtype
+    torch.testing.assert_close(found.double(), expected, rtol=0.51 * torch.finfo(dtype).eps, atol=1e-7)
