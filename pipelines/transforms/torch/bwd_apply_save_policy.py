@@ -4,7 +4,8 @@
 
 from __future__ import annotations
 
-from dataclasses import field
+from collections.abc import Sequence
+from dataclasses import field, replace
 from typing import Literal, Self
 
 from retrograd.contract.attributes import BWD_LABEL, BWD_RECOMPUTE, Tag
@@ -19,6 +20,9 @@ from retrograd.pipelines.analysis.partition.value_numbering import ALWAYS, KEPT_
 from retrograd.pipelines.infra.functions import find_function
 from retrograd.pipelines.infra.passes import VALUE, ModulePass, PassFailure
 from retrograd.pipelines.stages.save_policy import ACTIONS, MAY_OFFLOAD, OFFLOAD, SavePolicy, SaveRule
+
+# What a rule goes by: the op, names and dtypes of what it gives, and their bytes.
+_Described = tuple[str, tuple[str, ...], tuple[str, ...], int]
 
 
 class BwdApplySavePolicy(ModulePass):
@@ -53,11 +57,12 @@ class BwdApplySavePolicy(ModulePass):
             message, _, remedy = str(error).partition("; ")
             raise PassFailure(func, f"bwd-apply-save-policy: {message}", remedy or "see SaveRule") from error
         read = read_joint(func)
-        used = {rule for op in read.graph.ops if _is_candidate(read.graph, op) for rule in mark_op(read, op, policy)}
+        candidates = [op for op in read.graph.ops if _is_candidate(read.graph, op)]
+        used = {rule for op in candidates for rule in mark_op(read, op, policy)}
         for rule in policy.rules:
             if rule not in used and self.unmatched == "error":
                 message = f"bwd-apply-save-policy: the rule '{rule}' matches no value of the forward"
-                raise PassFailure(func, message, "look for ops and names in the module at stage 'imported'")
+                raise PassFailure(func, message, _find_remedy(rule, [_describe(read, op) for op in candidates]))
 
 
 def mark_op(read: ReadGraph, op: Op, policy: SavePolicy) -> list[SaveRule]:
@@ -66,14 +71,8 @@ def mark_op(read: ReadGraph, op: Op, policy: SavePolicy) -> list[SaveRule]:
     Raises:
         PassFailure: a rule says that the op must be treated otherwise than the model says.
     """
-    target = read.ops[op.id]
-    tensors = [r for r in op.results if read.graph.values[r].is_tensor]
-    elements = {element_type(read.values[r].type) for r in tensors}
-    dtypes = tuple(sorted({name for e in elements for name in (e, DTYPES.get(e, e))}))
-    label = ir.StringAttr(target.attributes[BWD_LABEL]).value if BWD_LABEL in target.attributes else ""
-    names = tuple(filter(None, (label, *(read.graph.values[r].name for r in tensors))))
-    size = sum(read.graph.values[r].bytes for r in tensors)
-    found = [rule for rule in policy.rules if rule.matches(op.name, names, dtypes, size)]
+    target, described = read.ops[op.id], _describe(read, op)
+    found = [rule for rule in policy.rules if rule.matches(*described)]
     tagging = next((rule for rule in found if rule.action in ACTIONS), None)
     if tagging is not None:
         _set_tag(target, op.tag, ACTIONS[tagging.action], tagging)
@@ -87,6 +86,25 @@ def mark_op(read: ReadGraph, op: Op, policy: SavePolicy) -> list[SaveRule]:
         target.attributes[KEPT_ON_HOST] = mark
         _mark_maker(read, op, KEPT_ON_HOST, mark)
     return found
+
+
+def _describe(read: ReadGraph, op: Op) -> _Described:
+    target = read.ops[op.id]
+    tensors = [r for r in op.results if read.graph.values[r].is_tensor]
+    elements = {element_type(read.values[r].type) for r in tensors}
+    dtypes = tuple(sorted({name for e in elements for name in (e, DTYPES.get(e, e))}))
+    label = ir.StringAttr(target.attributes[BWD_LABEL]).value if BWD_LABEL in target.attributes else ""
+    names = tuple(filter(None, (label, *(read.graph.values[r].name for r in tensors))))
+    return op.name, names, dtypes, sum(read.graph.values[r].bytes for r in tensors)
+
+
+def _find_remedy(rule: SaveRule, described: Sequence[_Described]) -> str:
+    """Say what to do about a rule that matches nothing: some of ``described`` may be too small."""
+    of_any_size = replace(rule, min_bytes=0)
+    sizes = [each[-1] for each in described if of_any_size.matches(*each)]
+    if not sizes:
+        return "look for ops and names in the module at stage 'imported'"
+    return f"the largest that it is about has {max(sizes)} bytes: say min_bytes={max(sizes)} or less"
 
 
 def _set_tag(target: ir.Operation, given: Tag | None, wanted: Tag, rule: SaveRule) -> None:
