@@ -14,7 +14,7 @@ from torch.utils import _pytree as pytree
 from retrograd.contract.signature import InputSpec
 from retrograd.frontend.doors.signature import type_of
 from retrograd.frontend.doors.unregistered_objects import held_by, objects_within
-from retrograd.frontend.python.source_locations import DENSE_REMEDY, CaptureError
+from retrograd.frontend.python.source_locations import DENSE_REMEDY, CaptureError, LeftToEagerError
 
 
 def check_call(model: object, args: object, kwargs: object) -> None:
@@ -44,6 +44,17 @@ def check_call(model: object, args: object, kwargs: object) -> None:
     modules = model.modules() if isinstance(model, torch.nn.Module) else ()
     if any(isinstance(module, torch.jit.ScriptModule) for module in modules):
         raise CaptureError("the model is, or has, a TorchScript module", "give the module that it was scripted from")
+    if isinstance(model, torch.nn.Module):
+        _check_state(model)
+
+
+def _check_state(model: torch.nn.Module) -> None:
+    """Refuse parameters and buffers of other layouts: of some, PyTorch's own trace fails as if the model did."""
+    for name, tensor in (*model.named_parameters(), *model.named_buffers()):
+        if tensor.is_nested:
+            raise CaptureError(f"{name} is a nested tensor", "keep a padded one, and a mask of what is padded")
+        if tensor.layout is not torch.strided:
+            raise LeftToEagerError(f"{name} is a tensor of layout {tensor.layout}", DENSE_REMEDY)
 
 
 def input_specs(args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[InputSpec, ...]:

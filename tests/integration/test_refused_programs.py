@@ -248,18 +248,20 @@ class Adjacent(nn.Module):
 
     neighbours: Tensor
 
-    def __init__(self) -> None:
+    def __init__(self, layout: torch.layout) -> None:
         super().__init__()
-        self.register_buffer("neighbours", torch.eye(4).to_sparse())
+        self.register_buffer("neighbours", torch.eye(4).to_sparse(layout=layout))
         self.linear = nn.Linear(4, 4)
 
     def forward(self, x: Tensor) -> Tensor:
         return (self.neighbours @ self.linear(x)).square().sum()  # type: ignore[no-any-return]
 
 
-def test_a_sparse_buffer_is_named() -> None:
-    with pytest.raises(retrograd.CaptureError, match=r"^capture: neighbours is a tensor of layout torch\.sparse_coo"):
-        retrograd.compile_backward(Adjacent(), (torch.randn(4, 4),), cache=False)
+@pytest.mark.parametrize("layout", [torch.sparse_coo, torch.sparse_csr, torch.sparse_csc])
+def test_a_sparse_buffer_is_named(layout: torch.layout) -> None:
+    with pytest.raises(retrograd.CaptureError, match=f"^capture: neighbours is a tensor of layout {layout}") as refused:
+        retrograd.compile_backward(Adjacent(layout), (torch.randn(4, 4),), cache=False)
+    assert "to_dense()" in refused.value.remedy
 
 
 class Ensemble(nn.Module):
