@@ -18,9 +18,7 @@ from torch.fx import Graph, GraphModule, Node
 
 aten = torch.ops.aten
 
-_VIEWS = frozenset(
-    ("view", "permute", "slice", "unsqueeze", "squeeze", "expand", "select", "transpose", "t", "as_strided", "alias")
-)
+_VIEWS = frozenset(("view", "permute", "slice", "unsqueeze", "squeeze", "expand", "select", "transpose", "t", "alias"))
 # The same arguments, in the same places.
 _METHODS: Mapping[Any, str] = {
     aten.view.default: "view",

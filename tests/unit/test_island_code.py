@@ -34,6 +34,11 @@ def convolved(x: Tensor, _mask: Tensor) -> tuple[Tensor, ...]:
     return (F.conv2d(images, x[:3, :12].reshape(3, 12, 1, 1)).permute(0, 2, 3, 1),)
 
 
+def strided(x: Tensor, _mask: Tensor) -> tuple[Tensor, ...]:
+    """Begins where it says in memory, wherever the argument does: it is no view of the argument by its place alone."""
+    return x.as_strided((3, 4), (96, 2), 0) + 1, x.sum(0)
+
+
 def stacked(x: Tensor, mask: Tensor) -> tuple[Tensor, ...]:
     return torch.stack([x[:5], x[5:]]), torch.cat([x, x * 2], 1), mask.exp()
 
@@ -42,7 +47,7 @@ def reinterpreted(x: Tensor, _mask: Tensor) -> tuple[Tensor, ...]:
     return x.view(torch.int32) + 1, x.view(torch.int32)[1:] * 2
 
 
-CASES = [heads, slices, convolved, stacked, reinterpreted]
+CASES = [heads, slices, convolved, stacked, strided, reinterpreted]
 Call = Callable[[Tensor, Tensor], Sequence[Tensor]]
 
 
