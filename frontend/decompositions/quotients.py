@@ -4,7 +4,6 @@
 
 from __future__ import annotations
 
-from functools import partial
 from typing import Any
 
 import torch
@@ -56,13 +55,17 @@ def divide(x: Tensor, y: Tensor | float, *, rounding_mode: str | None) -> Any:
     return torch.where(divisor == 0, x / divisor, down).to(kind)
 
 
+def floor_divide(x: Tensor, y: Tensor | float) -> Tensor:
+    """``aten.floor_divide``. Of whole numbers it is a division, as in PyTorch's decomposition: torch-mlir crashes on
+    this op of unsigned ones."""
+    quotient: Tensor = torch.div(x, y, rounding_mode="floor")
+    return quotient
+
+
 _OFF_BY_ONE = "torch-mlir rounds the rounded quotient, so that 1.5 / 0.3 is 5, and 4 in PyTorch; NaN by infinity"
 
 ENTRIES = (
     *(Decomposition(op, fmod, _OFF_BY_ONE) for op in (aten.fmod.Tensor, aten.fmod.Scalar)),
     *(Decomposition(op, divide, _OFF_BY_ONE) for op in (aten.div.Tensor_mode, aten.div.Scalar_mode)),
-    *(
-        Decomposition(op, partial(divide, rounding_mode="floor"), _OFF_BY_ONE)
-        for op in (aten.floor_divide.default, aten.floor_divide.Scalar)
-    ),
+    *(Decomposition(op, floor_divide, _OFF_BY_ONE) for op in (aten.floor_divide.default, aten.floor_divide.Scalar)),
 )
