@@ -47,7 +47,8 @@ def shorten(graph: Graph, arguments: Sequence[torch.Tensor]) -> Callable[..., Se
 
     def copied(node: Node) -> Node:
         if node not in copies:
-            copies[node] = _write_view(short, copies[views[node][0]], *views[node])
+            base, view, begin = views[node]
+            copies[node] = _write_view(short, copies[base], view, begin)
         return copies[node]
 
     for node in graph.nodes:
@@ -85,7 +86,7 @@ def _is_view(target: Any) -> bool:
     )
 
 
-def _write_view(graph: Graph, argument: Node, _base: Node, view: torch.Tensor, begin: int) -> Node:
+def _write_view(graph: Graph, argument: Node, view: torch.Tensor, begin: int) -> Node:
     offset = graph.call_method("storage_offset", (argument,))
     if begin:
         offset = graph.call_function(operator.add, (offset, begin))
