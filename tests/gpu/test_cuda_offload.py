@@ -69,6 +69,17 @@ def wait_for(size: int) -> None:
     assert allocated() == size
 
 
+def step_peak(model: nn.Module, step: retrograd.CompiledBackward, x: Tensor) -> int:
+    """The most bytes that a step takes beyond what was there before it."""
+    for parameter in model.parameters():
+        parameter.grad = None
+    before = allocated()
+    torch.cuda.reset_peak_memory_stats()
+    step(x).backward()
+    torch.cuda.synchronize()
+    return torch.cuda.max_memory_allocated() - before
+
+
 def loss_gradients(model: nn.Module, step: retrograd.CompiledBackward, x: Tensor) -> list[Tensor]:
     return gradients(model, step(x))
 
@@ -249,13 +260,7 @@ def test_peak_as_predicted() -> None:
     report = step.explain().to_dict()
     assert report["peak_bytes_measured"] == pytest.approx(report["peak_bytes_predicted"], rel=0.03)
     assert report["peak_bytes_predicted"] < plain.explain().to_dict()["peak_bytes_predicted"] / 2
-    for parameter in model.parameters():
-        parameter.grad = None
-    before = allocated()
-    torch.cuda.reset_peak_memory_stats()
-    step(x).backward()
-    torch.cuda.synchronize()
-    assert torch.cuda.max_memory_allocated() - before <= report["peak_bytes_predicted"] * 1.05
+    assert step_peak(model, step, x) <= report["peak_bytes_predicted"] * 1.05
     assert "GB/s" in report["offload"][0]
 
 
@@ -278,13 +283,7 @@ def test_a_budget_decides() -> None:
             torch.testing.assert_close(one, other, rtol=1e-3, atol=1e-6)
     report = step.explain().to_dict()
     assert report["peak_bytes_measured"] <= caught.value.least
-    for parameter in model.parameters():
-        parameter.grad = None
-    before = allocated()
-    torch.cuda.reset_peak_memory_stats()
-    step(x).backward()
-    torch.cuda.synchronize()
-    assert torch.cuda.max_memory_allocated() - before <= caught.value.least * 1.03
+    assert step_peak(model, step, x) <= caught.value.least * 1.03
     print("least", caught.value.least, {k: v for k, v in report.items() if "offload" in k or "recompute" in k})
 
 

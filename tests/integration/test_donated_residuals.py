@@ -5,7 +5,6 @@ not, and what anybody else may see of them is as it was."""
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
@@ -14,6 +13,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from between_islands import Between, find_donated
+from test_autograd import run_in_threads
 from test_shorter_lifetimes import LOSSES, Deep, assert_close, gradients
 from torch import Tensor, nn
 
@@ -163,11 +163,7 @@ def test_threads(model: Deep, x: Tensor, step: CompiledBackward) -> None:
     def run() -> None:
         found.extend(torch.autograd.grad(LOSSES["both outputs"](step(x)), [*model.parameters()]) for _ in range(5))
 
-    threads = [threading.Thread(target=run) for _ in range(3)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    run_in_threads([run] * 3)
     assert len(found) == 15
     assert all(torch.equal(a, b) for one in found for a, b in zip(one, expected, strict=True))
 

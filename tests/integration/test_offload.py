@@ -6,7 +6,6 @@ when it is waited for; tests/gpu/test_cuda_offload.py has those of a device."""
 from __future__ import annotations
 
 import gc
-import threading
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -14,6 +13,8 @@ from typing import Any
 import pytest
 import torch
 from late_moves import LateMover, use_late_moves
+from test_autograd import run_in_threads
+from test_shorter_lifetimes import LOSSES, Deep, assert_close, gradients
 from torch import Tensor, nn
 
 import retrograd
@@ -23,25 +24,13 @@ from retrograd.runtime.cuda import residual_moves
 from retrograd.runtime.steps.bound_function import BoundFunction
 
 MIB = 1 << 20
-
-
-class Deep(nn.Module):
-    """Four layers, each of which saves 1 MiB, and two outputs."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.layers = nn.ModuleList(nn.Linear(256, 256) for _ in range(4))
-
-    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        for layer in self.layers:
-            x = torch.sin(layer(x))
-        return x.pow(2).mean(), x.cos()
+BOTH = LOSSES["both outputs"]
 
 
 @pytest.fixture(scope="module")
 def model() -> Deep:
     torch.manual_seed(0)
-    return Deep()
+    return Deep(layers=4)
 
 
 @pytest.fixture(scope="module")
@@ -74,24 +63,7 @@ def step(model: Deep, x: Tensor, mover: LateMover, request: pytest.FixtureReques
 @pytest.fixture(scope="module")
 def expected(model: Deep, x: Tensor) -> list[Tensor]:
     """Eager's gradients."""
-    return gradients(model, loss_of(model(x)))
-
-
-def loss_of(outputs: tuple[Tensor, Tensor]) -> Tensor:
-    return outputs[0] + outputs[1].sum() / 1000
-
-
-def gradients(model: nn.Module, loss: Tensor, **options: Any) -> list[Tensor]:
-    for parameter in model.parameters():
-        parameter.grad = None
-    loss.backward(**options)
-    return [parameter.grad.clone() for parameter in model.parameters() if parameter.grad is not None]
-
-
-def assert_close(found: list[Tensor], expected: list[Tensor]) -> None:
-    assert len(found) == len(expected) > 0
-    for one, other in zip(found, expected, strict=True):
-        torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-7)
+    return gradients(model, BOTH(model(x)))
 
 
 def test_gradients_and_bytes(
@@ -102,7 +74,7 @@ def test_gradients_and_bytes(
     assert report["offloaded_bytes"] == report["offloaded_values"] * MIB
     for _ in range(3):
         mover.log.clear()
-        loss = loss_of(step(x))
+        loss = BOTH(step(x))
         assert mover.moved("out") == report["offloaded_bytes"]
         assert mover.moved("back") == 0
         assert_close(gradients(model, loss), expected)
@@ -115,7 +87,7 @@ def test_gradients_and_bytes(
 def test_a_retained_graph_brings_them_back_twice(
     model: Deep, x: Tensor, step: retrograd.CompiledBackward, mover: LateMover, expected: list[Tensor]
 ) -> None:
-    loss = loss_of(step(x))
+    loss = BOTH(step(x))
     mover.log.clear()
     assert_close(gradients(model, loss, retain_graph=True), expected)
     assert_close(gradients(model, loss), expected)
@@ -125,10 +97,10 @@ def test_a_retained_graph_brings_them_back_twice(
 def test_two_steps_in_flight(
     model: Deep, x: Tensor, step: retrograd.CompiledBackward, mover: LateMover, expected: list[Tensor]
 ) -> None:
-    first, second = loss_of(step(x)), loss_of(step(2 * x))
+    first, second = BOTH(step(x)), BOTH(step(2 * x))
     doubled = gradients(model, second)
     assert_close(gradients(model, first), expected)
-    assert_close(gradients(model, loss_of(step(2 * x))), doubled)
+    assert_close(gradients(model, BOTH(step(2 * x))), doubled)
 
 
 def test_threads(
@@ -139,13 +111,9 @@ def test_threads(
     def run() -> None:
         for _ in range(3):
             outputs = step(x)
-            found.append(list(torch.autograd.grad(loss_of(outputs), list(model.parameters()))))
+            found.append(list(torch.autograd.grad(BOTH(outputs), list(model.parameters()))))
 
-    threads = [threading.Thread(target=run) for _ in range(3)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    run_in_threads([run] * 3)
     assert len(found) == 9
     for gradients_found in found:
         assert_close(gradients_found, expected)
@@ -163,7 +131,7 @@ def test_hooks_of_saved_tensors_see_what_the_device_has(
 ) -> None:
     mover.log.clear()
     with torch.autograd.graph.saved_tensors_hooks(lambda t: t.clone(), lambda t: t):
-        loss = loss_of(step(x))
+        loss = BOTH(step(x))
     assert_close(gradients(model, loss), expected)
     assert mover.log == []
 
@@ -174,13 +142,13 @@ def test_a_call_that_is_captured_or_has_no_backward_moves_nothing(
     mover.log.clear()
     mover.is_recorded = True
     try:
-        loss = loss_of(step(x))
+        loss = BOTH(step(x))
     finally:
         mover.is_recorded = False
     assert_close(gradients(model, loss), expected)
     assert mover.log == []
     with retrograd.enable():
-        loss = loss_of(step(x))
+        loss = BOTH(step(x))
     assert mover.log == []
     assert_close(gradients(model, loss), expected)
     with torch.no_grad():
@@ -204,7 +172,7 @@ def test_a_failure_half_way_waits_for_what_is_under_way(
             raise MemoryError("no more")
         return run(self, arguments)
 
-    loss = loss_of(step(x))
+    loss = BOTH(step(x))
     with monkeypatch.context() as patch:
         patch.setattr(BoundFunction, "__call__", failing)
         assert_close(gradients(model, loss, retain_graph=True), expected)
@@ -220,11 +188,11 @@ def test_a_failure_half_way_waits_for_what_is_under_way(
 def test_the_host_keeps_nothing(model: Deep, x: Tensor, step: retrograd.CompiledBackward, mover: LateMover) -> None:
     gc.collect()
     assert not mover.hosts
-    loss = loss_of(step(x))
+    loss = BOTH(step(x))
     assert sum(t.nbytes for t in mover.hosts.values()) == step.explain().to_dict()["offloaded_bytes"]
     del loss
     assert not mover.hosts
-    gradients(model, loss_of(step(x)))
+    gradients(model, BOTH(step(x)))
     assert not mover.hosts
 
 
@@ -235,9 +203,9 @@ def test_first_calls_are_compared_where_they_are(
         model, (x,), partition="default", kernels="off", save_policy=retrograd.offload(), cache=False
     )
     mover.log.clear()
-    assert_close(gradients(model, loss_of(step(x))), expected)
+    assert_close(gradients(model, BOTH(step(x))), expected)
     assert mover.log == []
-    assert_close(gradients(model, loss_of(step(x))), expected)
+    assert_close(gradients(model, BOTH(step(x))), expected)
     size = step.explain().to_dict()["offloaded_bytes"]
     assert (mover.moved("out"), mover.moved("back")) == (size, size)
     assert all("verified by its first call" in line for line in step.explain().to_dict()["verification"])
@@ -246,7 +214,7 @@ def test_first_calls_are_compared_where_they_are(
 def test_stages_lower_the_peak_that_is_predicted_and_measured(model: Deep, x: Tensor, mover: LateMover) -> None:
     plain = compiled(model, x, retrograd.SavePolicy(), free_early=False).explain().to_dict()
     step = compiled(model, x, retrograd.offload())
-    gradients(model, loss_of(step(x)))
+    gradients(model, BOTH(step(x)))
     report = step.explain().to_dict()
     assert report["peak_bytes_predicted"] < plain["peak_bytes_predicted"]
     assert report["peak_bytes_measured"] == pytest.approx(report["peak_bytes_predicted"], rel=0.01)
@@ -258,11 +226,11 @@ def test_stages_lower_the_peak_that_is_predicted_and_measured(model: Deep, x: Te
 def test_rules_choose_what_goes(model: Deep, x: Tensor, mover: LateMover, expected: list[Tensor]) -> None:
     one = compiled(model, x, retrograd.offload(name="sin_1") | retrograd.saved_dtype("bf16", op="cos"))
     assert one.explain().to_dict()["offloaded_bytes"] == MIB
-    assert_close(gradients(model, loss_of(one(x))), expected)
+    assert_close(gradients(model, BOTH(one(x))), expected)
     packed = compiled(model, x, retrograd.offload(op="sin") | retrograd.saved_dtype("bf16", op="sin"))
     report = packed.explain().to_dict()
     assert report["offloaded_bytes"] == report["offloaded_values"] * MIB / 2
-    loss = loss_of(packed(x))
+    loss = BOTH(packed(x))
     mover.log.clear()
     gradients(model, loss)
     assert mover.moved("back") == report["offloaded_bytes"]
@@ -288,7 +256,7 @@ def test_a_budget_decides(
     report = least.explain().to_dict()
     assert report["offloaded_bytes"] > 0
     assert report["peak_bytes_predicted"] <= caught.value.least < roomy["peak_bytes_predicted"]
-    assert_close(gradients(model, loss_of(least(x))), expected)
+    assert_close(gradients(model, BOTH(least(x))), expected)
     assert least.explain().to_dict()["peak_bytes_measured"] <= caught.value.least
     # What recomputation keeps as well is recomputed where the link is slow, and moved where it is fast.
     with pytest.raises(retrograd.InfeasibleBudget) as other:
@@ -320,7 +288,7 @@ def test_torch_compile(model: Deep, x: Tensor, mover: LateMover, expected: list[
         "verify": False,
     }
     step = torch.compile(model, backend="retrograd", options=options)
-    loss = loss_of(step(x))
+    loss = BOTH(step(x))
     mover.log.clear()
     assert_close(gradients(model, loss), expected)
     assert mover.moved("back") >= 3 * MIB
@@ -331,7 +299,7 @@ def test_dynamic_shapes(model: Deep, x: Tensor, mover: LateMover) -> None:
     step = compiled(model, x, retrograd.offload(), dynamic_shapes={"x": {0: torch.export.Dim("batch", min=2)}})
     mover.log.clear()
     half = x[:512]
-    found, expected = gradients(model, loss_of(step(half))), gradients(model, loss_of(model(half)))
+    found, expected = gradients(model, BOTH(step(half))), gradients(model, BOTH(model(half)))
     for one, other in zip(found, expected, strict=True):
         torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-7)
     assert mover.moved("out") == mover.moved("back") == step.explain().to_dict()["offloaded_bytes"] / 2

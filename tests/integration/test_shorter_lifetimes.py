@@ -22,9 +22,9 @@ from retrograd.runtime.steps.compiled import CompiledBackward
 class Deep(nn.Module):
     """A few layers whose residuals are a MiB each; the last output is no loss."""
 
-    def __init__(self, width: int = 256) -> None:
+    def __init__(self, width: int = 256, layers: int = 5) -> None:
         super().__init__()
-        self.layers = nn.ModuleList([nn.Linear(width, width) for _ in range(5)])
+        self.layers = nn.ModuleList([nn.Linear(width, width) for _ in range(layers)])
 
     def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
         for layer in self.layers:
