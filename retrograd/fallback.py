@@ -118,7 +118,7 @@ class Fallback:
     ) -> list[EagerIsland]:
         if not islands:
             return []
-        if self.known is None and not all(island.is_library for island in islands):
+        if self.known is None and any(island.uncompiled for island in islands):
             self._tell(graph_module, islands, reasons)
         return [
             EagerIsland(
@@ -135,7 +135,7 @@ class Fallback:
     def _tell(self, graph_module: torch.fx.GraphModule, islands: Sequence[Island], reasons: Mapping[str, str]) -> None:
         if self.store is not None:
             self.store.put(self._key(graph_module), json.dumps(dict(reasons)).encode())
-        shown = ", ".join(dict.fromkeys(op for island in islands if not island.is_library for op in island.ops))
+        shown = ", ".join(dict.fromkeys(op for island in islands for op in island.uncompiled))
         warn_user(
             f"not compiled, and run in torch: {shown[:300]}; explain() says why, and fallback='error' refuses instead",
             EagerIslandWarning,

@@ -38,12 +38,13 @@ from retrograd.frontend.doors.kept_state import NOTHING_KEPT, Choice, OtherChoic
 from retrograd.frontend.doors.outputs import output_specs
 from retrograd.frontend.doors.reached_inputs import tangents_of_gradients
 from retrograd.frontend.doors.signature import dtype_name, dump_tree, type_of
+from retrograd.frontend.hooks.module_backward_hooks import hooks_as_ops, refuse_other_backward_hooks
 from retrograd.frontend.hooks.pack_hooks import find_open_pair
 from retrograd.frontend.preparation.index_bounds import find_index_bounds
 from retrograd.frontend.preparation.prepare import Traced, prepare_copied
 from retrograd.frontend.python.argument_answers import AskedArguments
 from retrograd.frontend.python.kept_attributes import noting_set
-from retrograd.frontend.python.side_effects import refuse_backward_hooks, refuse_hooks_of_all_modules
+from retrograd.frontend.python.side_effects import refuse_hooks_of_all_modules
 from retrograd.frontend.python.source_locations import (
     TO_MODULE,
     CaptureError,
@@ -145,7 +146,7 @@ def _capture(
     flat.constants = {i.name: leaf for i, leaf in zip(inputs, leaves, strict=True) if i.type is None}
     _check_differentiable(flat, tensors)
     _check_memory_of_state(flat.model)
-    refuse_backward_hooks(flat.model)
+    refuse_other_backward_hooks(flat.model)
     refuse_hooks_of_all_modules()
     names = [i.name for i in inputs if i.type is not None]
     shapes = None if dynamic_shapes is None else DynamicShapes.read(model, args, kwargs, dynamic_shapes, names)
@@ -207,6 +208,7 @@ def _trace(stack: contextlib.ExitStack, flat: FlatModule, tensors: tuple[torch.T
             fx_traceback.preserve_node_meta(),
             AskedArguments(),
             portable_ops(),
+            hooks_as_ops(flat.model),
             tagged_checkpoints(partial(noting_set, flat.model, flat.kept.set_in_blocks)),
             without_stacks_of_fakes(),
         ):

@@ -137,7 +137,7 @@ def _refuse_what_trace_asks(flat: FlatModule) -> None:
     if flat.hooks_graph:
         raise Doubt("it puts hooks on autograd's graph")
     for module in flat.modules():
-        if module._forward_hooks or module._forward_pre_hooks or module._backward_hooks:
+        if any((module._forward_hooks, module._forward_pre_hooks, module._backward_hooks, module._backward_pre_hooks)):
             raise Doubt("a module has hooks")
 
 

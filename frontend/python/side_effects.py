@@ -94,21 +94,6 @@ def _watch(value: Any) -> list[_Contents]:
     return [_Contents(table) for table in tables] + ([_Contents(value)] if _is_container(value) else [])
 
 
-def refuse_backward_hooks(model: torch.nn.Module | None) -> None:
-    """Refuse hooks that a module would run in the backward: they would run once, while the model is traced.
-
-    Raises:
-        CaptureError: a module has a backward hook or pre-hook; names it.
-    """
-    for path, module in [] if model is None else model.named_modules():
-        if module._backward_hooks or module._backward_pre_hooks:
-            where = f"the module {path!r}" if path else "the model"
-            raise CaptureError(
-                f"{where}, a {type(module).__name__}, has a module backward hook, which would run while tracing only",
-                "remove it, or use tensor hooks: on parameters, arguments and outputs they run as in eager",
-            )
-
-
 def refuse_hooks_of_all_modules() -> None:
     """Refuse hooks that run for all modules: the tracer's own modules would run them, too.
 

@@ -12,6 +12,7 @@ from torch._functorch._aot_autograd.descriptors import GradAOTOutput
 
 from retrograd.contract.signature import CONSTANT
 from retrograd.frontend.doors.capture import CapturedGraph
+from retrograd.frontend.hooks.module_backward_hooks import hooks_left_out
 from retrograd.frontend.verification.errors import VerificationError
 from retrograd.frontend.verification.rounding import find_tolerances
 
@@ -35,7 +36,8 @@ def verified(
     def checked(primals: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:
         if pending:
             try:
-                compare_with_eager(call, captured, primals, reference)
+                with hooks_left_out():
+                    compare_with_eager(call, captured, primals, reference)
             except VerificationError as error:
                 if locate is None:
                     raise

@@ -51,6 +51,7 @@ class ModelState:
         known = {id(t) for t in constants}
         self._attributes: list[Found] = [place for place in found if id(place[2]) in known]
         self._hooks: list[Mapping[int, object]] = []
+        self._backward_hooks: set[int] = set()
         self._modules: list[tuple[torch.nn.Module, bool]] = []
         self._children: list[tuple[Mapping[str, torch.nn.Module | None], str, torch.nn.Module | None]] = []
         self._siblings: list[Mapping[str, torch.nn.Module | None]] = []
@@ -63,6 +64,7 @@ class ModelState:
         if isinstance(model, torch.nn.Module):
             self._modules = [(m, training.get(path, m.training)) for path, m in model.named_modules()]
             self._hooks = [table for m in model.modules() for table in _hook_tables(m)] + _global_hook_tables()
+            self._backward_hooks = {id(t) for m in model.modules() for t in (m._backward_pre_hooks, m._backward_hooks)}
             self._siblings = [m._modules for m in model.modules()]
             self._children = [
                 (siblings, name, child) for siblings in self._siblings for name, child in siblings.items()
@@ -168,9 +170,13 @@ class ModelState:
         known = {id(table): items for table, items in self._hook_items}
         for table in self._hooks:
             items, own = known.get(id(table), ()), self._find_own_hooks(table)
-            now = tuple(table.items())
-            if now != items and tuple((key, hook) for key, hook in now if key not in own) != items:
-                raise ArgumentError("hooks were added to the model's modules, or removed; compile again")
+            now = tuple((key, hook) for key, hook in table.items() if key not in own)
+            if now == items or tuple(table.items()) == items:
+                continue
+            # Those of the backward are called by the tables that they are in, if they still are.
+            if id(table) in self._backward_hooks and now == tuple(item for item in items if item[0] in table):
+                continue
+            raise ArgumentError("hooks were added to the model's modules, or removed; compile again")
         self._note_hooks()
 
     def _find_added(self) -> str:

@@ -527,7 +527,13 @@ def test_tensors_that_are_no_state_have_no_key() -> None:
 
 
 @pytest.mark.parametrize(
-    "register", ["register_forward_hook", "register_forward_pre_hook", "register_full_backward_hook"]
+    "register",
+    [
+        "register_forward_hook",
+        "register_forward_pre_hook",
+        "register_full_backward_hook",
+        "register_full_backward_pre_hook",
+    ],
 )
 def test_hooked_modules_have_no_key(register: str) -> None:
     model = Model()

@@ -1,0 +1,281 @@
+# Part of the retrograd project, under the Apache License v2.0 with LLVM Exceptions.
+# SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+"""Has the backward hooks of modules called by the graph that is traced: each call of a module that has some becomes an
+op of the backward, which runs in torch and calls them.
+
+The graph is traced once, and the hooks are called at each step, in the order in which eager calls them: each op takes a
+token from the one before. Hooks get tensors of their own, which they may keep.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import threading
+import weakref
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextvars import ContextVar
+from dataclasses import dataclass
+from typing import Any
+from unittest import mock
+
+import torch
+from torch import Tensor
+from torch.nn.modules import module as torch_module
+from torch.utils.hooks import BackwardHook
+
+from retrograd.frontend.layers.own_ops import define_op
+from retrograd.frontend.python.source_locations import CaptureError
+
+# A gradient in each place of a module's arguments or results that has one, and else None.
+Gradients = tuple[Any, ...]
+_Given = dict[int, Gradients | None]
+
+# What hooks gave in a step that is run several times to be compared, by the number of their call.
+_GIVEN: ContextVar[_Given | None] = ContextVar("given by hooks of modules", default=None)
+_ARE_LEFT_OUT: ContextVar[bool] = ContextVar("whether hooks of modules are left out", default=False)
+_NUMBERS = itertools.count()
+
+
+@dataclass(frozen=True)
+class HookCall:
+    """The hooks of one call of a module: those of its tables ``_backward_pre_hooks`` and ``_backward_hooks`` with these
+    keys. ``inputs`` and ``outputs`` say which of its arguments and results have gradients."""
+
+    module: weakref.ref[torch.nn.Module]
+    pre_keys: tuple[int, ...]
+    keys: tuple[int, ...]
+    inputs: tuple[bool, ...]
+    outputs: tuple[bool, ...]
+
+    def run(self, returned: Sequence[Tensor], seen: Sequence[Tensor]) -> Gradients | None:
+        """Call the hooks; gives what they make of ``returned``, or ``None`` where they leave it as it is.
+
+        Hooks of a module of which an argument requires grad take the gradients of its arguments, ``returned``, and of
+        its results, ``seen``. Pre-hooks, and hooks of other modules, take those of its results, ``returned``.
+
+        Raises:
+            RuntimeError: a hook gives another number of gradients than it is to, as in eager.
+        """
+        module = self.module()
+        if module is None:
+            return None
+        if seen:
+            inputs, outputs = _placed(returned, self.inputs), _placed(seen, self.outputs)
+            changed = _call(module, module._backward_hooks, self.keys, inputs, (outputs,))
+            return None if changed is None else _taken(changed, self.inputs)
+        outputs = _placed(returned, self.outputs)
+        changed = _call(module, module._backward_pre_hooks, self.pre_keys, outputs, ())
+        absent = (None,) * len(self.inputs)
+        found = _call(module, module._backward_hooks, self.keys, absent, (changed or outputs,))
+        if found is not None and any(gradient is not None for gradient in found):
+            raise RuntimeError(
+                "Backward hook for Modules where no input requires gradient should always return None or None for all "
+                "gradients."
+            )
+        return None if changed is None else _taken(changed, self.outputs)
+
+
+_CALLS: dict[int, HookCall] = {}
+
+
+def _call(
+    module: torch.nn.Module,
+    table: Mapping[int, Callable[..., Any]],
+    keys: Sequence[int],
+    gradients: Gradients,
+    others: tuple[Gradients, ...],
+) -> Gradients | None:
+    """Call hooks of a module one after the other, each with what the one before gave."""
+    changed: Gradients | None = None
+    for key in keys:
+        hook = table.get(key)
+        # One that another hook took off is not called, as in eager.
+        found = None if hook is None else hook(module, gradients, *others)
+        if found is None:
+            continue
+        if len(found) != len(gradients):
+            kind, which = ("hook", "grad_input") if others else ("pre hook", "grad_output")
+            raise RuntimeError(
+                f"Backward {kind} returned an invalid number of {which}, got {len(found)}, but expected "
+                f"{len(gradients)}"
+            )
+        gradients = changed = tuple(found)
+    return changed
+
+
+def _placed(tensors: Sequence[Tensor], present: Sequence[bool]) -> Gradients:
+    remaining = iter(tensors)
+    return tuple(next(remaining) if is_there else None for is_there in present)
+
+
+def _taken(gradients: Gradients, present: Sequence[bool]) -> Gradients:
+    return tuple(itertools.compress(gradients, present))
+
+
+# -- As an op ---------------------------------------------------------------------------------------------------------
+
+
+def _run(returned: Sequence[Tensor], seen: Sequence[Tensor], token: Tensor | None, number: int) -> list[Tensor]:
+    known = _GIVEN.get()
+    if _ARE_LEFT_OUT.get():
+        found = None
+    elif known is not None and number in known:
+        found = known[number]
+    else:
+        # Arguments lie in memory that what runs later may be given.
+        own, others = ([t.clone() for t in tensors] for tensors in (returned, seen))
+        call = _CALLS.get(number)
+        found = None if call is None else call.run(own, others)
+        if found is None and any(t._version for t in own):
+            found = tuple(own)
+        if known is not None:
+            known[number] = found if found is None else tuple(g if g is None else g.detach().clone() for g in found)
+    end = torch.empty(0, dtype=torch.int8, device=returned[0].device)
+    if found is None:
+        return [end, *(t.clone() for t in returned)]
+    return [end, *map(_fitting, found, returned)]
+
+
+def _fitting(gradient: Tensor | None, given: Tensor) -> Tensor:
+    """Lay out what a hook gives in the place of a gradient, in memory of its own.
+
+    Raises:
+        RuntimeError: it is of another shape.
+    """
+    if gradient is None:
+        return torch.zeros_like(given)
+    if gradient.shape != given.shape:
+        raise RuntimeError(
+            f"a module's backward hook returned a gradient of shape {tuple(gradient.shape)} in the place of one of "
+            f"shape {tuple(given.shape)}"
+        )
+    return torch.empty_like(given).copy_(gradient.detach())
+
+
+def _fake(returned: Sequence[Tensor], seen: Sequence[Tensor], token: Tensor | None, number: int) -> list[Tensor]:
+    return [
+        torch.empty(0, dtype=torch.int8, device=returned[0].device),
+        *(torch.empty_like(t, memory_format=torch.contiguous_format) for t in returned),
+    ]
+
+
+CALL_MODULE_HOOKS = define_op(
+    "call_module_hooks(Tensor[] returned, Tensor[] seen, Tensor? token, int number) -> Tensor[]",
+    _run,
+    _fake,
+    # It is not run twice, nor worked out while compiling.
+    tags=(torch.Tag.nondeterministic_seeded,),
+)
+"""Makes call ``number`` of hooks; gives a token, and what they make of ``returned``. ``token`` is the last call's."""
+
+
+@contextlib.contextmanager
+def hooks_called_once() -> Iterator[None]:
+    """While this is open in this thread, each call of hooks is made the first time that it is come to; from then on it
+    gives what it gave."""
+    reset = _GIVEN.set({})
+    try:
+        yield
+    finally:
+        _GIVEN.reset(reset)
+
+
+@contextlib.contextmanager
+def hooks_left_out() -> Iterator[None]:
+    """While this is open, no hooks are called in this thread, and gradients stay as they are."""
+    reset = _ARE_LEFT_OUT.set(True)
+    try:
+        yield
+    finally:
+        _ARE_LEFT_OUT.reset(reset)
+
+
+def calls_module_hooks(graph: torch.fx.Graph) -> bool:
+    """Whether a graph calls backward hooks of modules."""
+    return bool(graph.find_nodes(op="call_function", target=CALL_MODULE_HOOKS))
+
+
+# -- In a trace -------------------------------------------------------------------------------------------------------
+
+
+class _Chain:
+    """The token of the last call in the backward that is being traced."""
+
+    token: Tensor | None = None
+
+
+class _TracedHook(BackwardHook):
+    """Does for a call of a module what PyTorch does, with hooks that put an op into the trace."""
+
+    def __init__(
+        self, chain: _Chain, module: torch.nn.Module, pre_keys: tuple[int, ...], keys: tuple[int, ...]
+    ) -> None:
+        super().__init__(module, [self._take_inputs], [self._take_outputs])
+        self._chain, self._pre_keys, self._keys = chain, pre_keys, keys
+        # A forward begins a trace, or goes on with it: no backward has been traced.
+        chain.token = None
+
+    def _take_outputs(self, module: torch.nn.Module, outputs: Gradients) -> Gradients | None:
+        keys = self._keys if self.input_tensors_index is None else ()
+        if not (self._pre_keys or keys):
+            return None
+        return self._record((self._pre_keys, keys), (None,) * self.n_inputs, outputs, in_outputs=True)
+
+    def _take_inputs(self, module: torch.nn.Module, inputs: Gradients, outputs: Gradients) -> Gradients | None:
+        if self.input_tensors_index is None or not self._keys:
+            return None
+        return self._record(((), self._keys), inputs, outputs, in_outputs=False)
+
+    def _record(
+        self, keys: tuple[tuple[int, ...], tuple[int, ...]], inputs: Gradients, outputs: Gradients, *, in_outputs: bool
+    ) -> Gradients:
+        number = next(_NUMBERS)
+        module = weakref.ref(self.module, lambda _: _CALLS.pop(number, None))
+        present = [tuple(gradient is not None for gradient in gradients) for gradients in (inputs, outputs)]
+        _CALLS[number] = HookCall(module, *keys, *present)
+        returned, seen = (outputs, ()) if in_outputs else (inputs, outputs)
+        given = [gradient for gradient in returned if gradient is not None]
+        if not given:
+            raise CaptureError(
+                f"a {type(self.module).__name__} has a backward hook, and no gradient for it to take",
+                "take the hook off, or use retrograd.enable(), under which it is called as in eager",
+            )
+        token, *changed = CALL_MODULE_HOOKS(given, [g for g in seen if g is not None], self._chain.token, number)
+        self._chain.token = token
+        return _placed(changed, present[in_outputs])
+
+
+@contextlib.contextmanager
+def hooks_as_ops(model: torch.nn.Module | None) -> Iterator[None]:
+    """While this is open, backward hooks of modules that this thread calls are not called where a backward comes to
+    them: an op is that calls them. Hooks that the modules of ``model`` register while it is traced are part of what is
+    traced."""
+    before = {} if model is None else {m: {*m._backward_pre_hooks, *m._backward_hooks} for m in model.modules()}
+    thread, chain = threading.get_ident(), _Chain()
+
+    def make(module: torch.nn.Module, hooks: Sequence[Any], pre_hooks: Sequence[Any]) -> BackwardHook:
+        pre_keys, keys = tuple(module._backward_pre_hooks), tuple(module._backward_hooks)
+        is_own = module in before and not before[module].issuperset((*pre_keys, *keys))
+        if threading.get_ident() != thread or is_own or (len(pre_keys), len(keys)) != (len(pre_hooks), len(hooks)):
+            return BackwardHook(module, hooks, pre_hooks)
+        return _TracedHook(chain, module, pre_keys, keys)
+
+    with mock.patch.object(torch_module, "BackwardHook", make):
+        yield
+
+
+def refuse_other_backward_hooks(model: torch.nn.Module | None) -> None:
+    """Refuse the backward hooks of modules that PyTorch has deprecated: they would run while tracing only.
+
+    Raises:
+        CaptureError: a module has one; names it.
+    """
+    for path, module in [] if model is None else model.named_modules():
+        if module._backward_hooks and not module._is_full_backward_hook:
+            where = f"the module {path!r}" if path else "the model"
+            raise CaptureError(
+                f"{where}, a {type(module).__name__}, has a backward hook of register_backward_hook, which PyTorch has "
+                "deprecated",
+                "use register_full_backward_hook, which is called at each step",
+            )
