@@ -208,6 +208,9 @@ class _Chain:
 class _TracedHook(BackwardHook):
     """Does for a call of a module what PyTorch does, with hooks that put an op into the trace."""
 
+    # The places of the module's tensors among its arguments; None where none of them requires grad.
+    input_tensors_index: Any
+
     def __init__(
         self, chain: _Chain, module: torch.nn.Module, pre_keys: tuple[int, ...], keys: tuple[int, ...]
     ) -> None:

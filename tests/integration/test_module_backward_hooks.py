@@ -111,7 +111,9 @@ def same_log(found: Log, right: Log) -> None:
 @pytest.mark.parametrize("options", [{}, {"partition": "budget", "memory_budget": 2.0}], ids=["whole", "budget"])
 def test_hooks_are_called_as_in_eager(model: Hooked, options: dict[str, Any]) -> None:
     """At each step, the first included, which is compared; what they keep stays as it was."""
-    eager, log, right = copy.deepcopy(model), [], []
+    log: Log = []
+    right: Log = []
+    eager = copy.deepcopy(model)
     put_hooks(model, log)
     put_hooks(eager, right)
     example = torch.randn(4, 6), torch.ones(4, 8)
@@ -171,7 +173,9 @@ def test_hooks_that_change_and_fail(model: Hooked) -> None:
 
 def test_who_verifies_a_step_calls_no_hook_besides(model: Hooked) -> None:
     """The comparison is by numbers of its own, which hooks do not see; the step that follows is."""
-    eager, log, right = copy.deepcopy(model), [], []
+    log: Log = []
+    right: Log = []
+    eager = copy.deepcopy(model)
     put_hooks(model, log)
     put_hooks(eager, right)
     compiled = retrograd.compile_backward(model, (torch.randn(4, 6), torch.ones(4, 8)), verify=True)
