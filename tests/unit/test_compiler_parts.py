@@ -45,6 +45,24 @@ def test_kernels_for_packed_products_stay_where_products_are_packed() -> None:
     assert "--iree-llvmcpu-enable-ukernels=none" not in select_parts(PLAIN, find_target("vulkan"), {})
 
 
+@pytest.mark.parametrize(
+    ("text", "left"),
+    [
+        ("%1 = math.exp %0 : f32", {"powf", "__truncsfhf2"}),
+        ("%1 = arith.extf %0 : bf16 to f32", {"powf", "__truncsfhf2"}),
+        ("%1 = arith.extf %0 : f16 to f32", {"powf"}),
+        ("%1 = linalg.softmax outs(%0 : tensor<2xf64>)", set()),
+        ("%1 = math.log %0 : f64", set()),
+        ("%1 = arith.remf %0, %2 : f32", set()),
+    ],
+)
+def test_a_library_is_left_as_it_is_where_no_kernel_can_call_it(text: str, left: set[str]) -> None:
+    flags = select_parts(f"{PLAIN}\n{text}", find_target("cpu"), {})
+    found = {flag.removeprefix("--force-attribute=").partition(":")[0] for flag in flags if "force-attribute" in flag}
+    assert found & {"powf", "__truncsfhf2"} == left
+    assert not any("force-attribute" in flag for flag in select_parts(PLAIN, find_target("vulkan"), {}))
+
+
 @pytest.mark.parametrize(("threads", "expected"), [(None, False), ("1", True), ("4", False)])
 def test_one_thread_where_the_process_has_one(threads: str | None, expected: bool) -> None:
     environment = {} if threads is None else {"OMP_NUM_THREADS": threads}
