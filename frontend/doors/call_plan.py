@@ -12,6 +12,7 @@ from typing import Any, TypeAlias
 import torch
 
 from retrograd.contract.sizes import evaluate_size
+from retrograd.frontend.doors.batched_calls import call_by_rows, is_batching
 from retrograd.frontend.doors.outputs import AxisOrder
 
 # Strides in elements, or, of a tensor whose sizes differ from call to call, the order of its axes in memory.
@@ -95,10 +96,11 @@ def _with_strides(tensor: torch.Tensor, layout: Layout | None) -> torch.Tensor:
 
 
 def boxed(call: Caller) -> Caller:
-    """``call`` as AOTAutograd's runtime knows it to take its arguments in one list."""
+    """``call`` as AOTAutograd's runtime knows it to take its arguments in one list; for batches of gradients, row by
+    row."""
 
     def run(tensors: list[Any]) -> list[Any]:
-        return call(tensors)
+        return call_by_rows(run, tensors) if is_batching() else call(tensors)
 
     run._boxed_call = True  # type: ignore[attr-defined]
     return run

@@ -155,6 +155,7 @@ class CompiledBackward:
         Raises:
             ArgumentError: an argument, parameter or buffer that the program was not compiled for; nothing has run then.
         """
+        _refuse_transforms()
         others = self.specializations
         if others is None:
             return self._run(args, kwargs)
@@ -181,7 +182,7 @@ class CompiledBackward:
         inputs = parts.convention.flatten(args, kwargs)
         state = parts.state.tensors()
         primals = [*parts.convention.check_state(state), *inputs]
-        _refuse_transforms(primals)
+        _refuse_tangents(primals)
         parts.convention.check_memory(primals)
         parts.convention.check_indices(primals)
         parts.convention.set_requiring(primals)
@@ -335,13 +336,17 @@ class CompiledBackward:
         return f"CompiledBackward({report['name']}, target={report['target']}, partition={report['partition']})"
 
 
-def _refuse_transforms(primals: Sequence[torch.Tensor]) -> None:
-    """Raise :class:`ArgumentError` where more is asked for than a forward and its backward."""
+def _refuse_transforms() -> None:
+    """Raise :class:`ArgumentError` in a transform: its tensors would look like others that are to be compiled for."""
     if torch._C._functorch.peek_interpreter_stack() is not None:
         raise ArgumentError(
             "called in a transform of torch.func (grad, vmap, jvp, ...), for which compiled code has no rules; "
-            "transform the model itself"
+            "transform the model itself, inside of what is compiled"
         )
+
+
+def _refuse_tangents(primals: Sequence[torch.Tensor]) -> None:
+    """Raise :class:`ArgumentError` where more is asked for than a forward and its backward."""
     if forward_ad._current_level >= 0 and any(forward_ad.unpack_dual(t).tangent is not None for t in primals):
         raise ArgumentError(
             "an argument or parameter has a tangent of forward-mode differentiation, for which compiled code has no "

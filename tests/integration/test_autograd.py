@@ -121,8 +121,26 @@ def test_transforms_are_refused(step: Step) -> None:
         with pytest.raises(retrograd.ArgumentError, match="forward-mode"):
             step(dual)
         torch.testing.assert_close(step(x), step(x.detach()))
-    with pytest.raises(RuntimeError, match="leave out is_grads_batched"):
-        torch.autograd.grad(step(x), x, torch.randn(2, 2, 3), is_grads_batched=True)
+    # Its argument requires grad there, which is no reason to compile for that.
+    with pytest.raises(retrograd.ArgumentError, match="transform of torch.func"):
+        torch.func.jacrev(step)(x.detach())
+
+
+def test_a_batch_of_gradients_at_once(step: Step, model: nn.Module) -> None:
+    x, tangents = argument(), torch.randn(4, 2, 3)
+    if step.specializations is None:  # type: ignore[attr-defined]
+        with pytest.raises(RuntimeError, match="leave out is_grads_batched"):
+            torch.autograd.grad(step(x), x, tangents, is_grads_batched=True)
+        return
+    wanted = [x, *model.parameters()]
+    for _ in range(2):
+        found = torch.autograd.grad(step(x), wanted, tangents, is_grads_batched=True)
+        assert_same(found, torch.autograd.grad(model(x), wanted, tangents, is_grads_batched=True))
+    found = torch.autograd.grad(step(x), wanted, tangents[:1], is_grads_batched=True)
+    assert_same(found, torch.autograd.grad(model(x), wanted, tangents[:1], is_grads_batched=True))
+    jacobian = torch.autograd.functional.jacobian
+    assert_same([jacobian(step, x, vectorize=True)], [jacobian(model, x)])
+    assert_same(gradients(step, x, wanted, tangents[0]), gradients(model, x, wanted, tangents[0]))
 
 
 def test_zeros_without_memory(step: Step, model: nn.Module) -> None:
