@@ -57,7 +57,7 @@ class DynamicSize:
     def bounds(self) -> str:
         """Its bounds, in words."""
         if self.most is None:
-            return f"{self.least} or more" if self.least > 1 else "any size"
+            return f"{self.least} or more"
         return f"{self.least} to {self.most}"
 
 

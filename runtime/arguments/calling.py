@@ -83,9 +83,11 @@ class ExpectedTensor:
         here = self.device in _names_of(value.device)
         if not self._fits(value.shape) or value.dtype != self.dtype or not here:
             found = f"{value.dtype} of shape {tuple(value.shape)} on {value.device}"
-            raise ArgumentError(
-                f"{self.name}: expected {self}, found {found}; compile again for other shapes, dtypes or devices"
-            )
+            remedy = "compile again for other shapes, dtypes or devices"
+            is_sized = here and value.dtype == self.dtype and len(value.shape) == len(self.shape)
+            if is_sized and self.name.startswith(("args", "kwargs")):
+                remedy = self._remedy_of_sizes(value.shape)
+            raise ArgumentError(f"{self.name}: expected {self}, found {found}; {remedy}")
         if value.requires_grad and not self.requires_grad and torch.is_grad_enabled():
             raise MissingGradientError(
                 f"{self.name}: requires grad now, but did not when compiled, so that its gradient would be missing; "
@@ -93,6 +95,14 @@ class ExpectedTensor:
             )
         if value.layout is not torch.strided:
             raise ArgumentError(f"{self.name}: expected a dense tensor, found layout {value.layout}")
+
+    def _remedy_of_sizes(self, shape: Sequence[int]) -> str:
+        """What to do about another size of some axes."""
+        if 0 in shape:
+            return "where nothing is to be computed, call the model itself, or compile again for that"
+        axes = [str(axis) for axis, sizes in enumerate(zip(self.shape, shape, strict=True)) if len({*sizes}) > 1]
+        which = f"axis {axes[0]}" if len(axes) == 1 else f"axes {', '.join(axes)}"
+        return f"compile with dynamic_shapes that leave {which} open for sizes that differ, or again for these sizes"
 
     def _fits(self, shape: Sequence[int]) -> bool:
         """Whether a shape is the expected one, as far as this argument alone tells."""

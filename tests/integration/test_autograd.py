@@ -138,7 +138,7 @@ def test_a_batch_of_gradients_at_once(step: Step, model: nn.Module) -> None:
         assert_same(found, torch.autograd.grad(model(x), wanted, tangents, is_grads_batched=True))
     found = torch.autograd.grad(step(x), wanted, tangents[:1], is_grads_batched=True)
     assert_same(found, torch.autograd.grad(model(x), wanted, tangents[:1], is_grads_batched=True))
-    jacobian = torch.autograd.functional.jacobian
+    jacobian: Any = torch.autograd.functional.jacobian
     assert_same([jacobian(step, x, vectorize=True)], [jacobian(model, x)])
     assert_same(gradients(step, x, wanted, tangents[0]), gradients(model, x, wanted, tangents[0]))
 

@@ -48,6 +48,16 @@ def test_numbers_of_the_cpu_beside_tensors_of_a_gpu_are_copied_there() -> None:
         convention.flatten((torch.empty(2), number), {})
 
 
+def test_another_size_is_refused_with_the_way_to_leave_it_open() -> None:
+    convention = make_convention(expected("args[0]", "meta", (8, 4)))
+    with pytest.raises(ArgumentError, match=r"found .* \(3, 4\).*; compile with dynamic_shapes that leave axis 0 open"):
+        convention.flatten((torch.empty(3, 4, device=GPU),), {})
+    with pytest.raises(ArgumentError, match=r"\(0, 4\).*; where nothing is to be computed, call the model itself"):
+        convention.flatten((torch.empty(0, 4, device=GPU),), {})
+    with pytest.raises(ArgumentError, match=r"\(8,\).*; compile again for other shapes, dtypes or devices"):
+        convention.flatten((torch.empty(8, device=GPU),), {})
+
+
 def test_what_is_written_to_does_not_stay_on_the_cpu() -> None:
     with pytest.raises(ArgumentError, match=r"args\[1\] is written to, and is on the CPU beside tensors on meta; move"):
         make_convention(expected("args[0]", "meta"), expected("args[1]", "cpu"), mutated=(1,))
