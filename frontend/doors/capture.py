@@ -35,6 +35,7 @@ from retrograd.frontend.doors.captured_graph import Captured
 from retrograd.frontend.doors.checkpoints import tagged_checkpoints
 from retrograd.frontend.doors.flat_module import TENSOR, FlatModule, state_name
 from retrograd.frontend.doors.kept_state import NOTHING_KEPT, Choice, OtherChoiceError
+from retrograd.frontend.doors.lasting_state import lasting_state
 from retrograd.frontend.doors.outputs import output_specs
 from retrograd.frontend.doors.reached_inputs import tangents_of_gradients
 from retrograd.frontend.doors.signature import dtype_name, dump_tree, type_of
@@ -211,6 +212,7 @@ def _trace(stack: contextlib.ExitStack, flat: FlatModule, tensors: tuple[torch.T
             hooks_as_ops(flat.model),
             tagged_checkpoints(partial(noting_set, flat.model, flat.kept.set_in_blocks)),
             without_stacks_of_fakes(),
+            lasting_state(flat, lambda: flat.backward.is_watching),
         ):
             return aot_export_joint_with_descriptors(
                 stack, flat, tensors, decompositions=refusing_written_windows(tracing_table())

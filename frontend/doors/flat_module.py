@@ -65,7 +65,7 @@ class FlatModule(torch.nn.Module):
         self.says_compiling = says_compiling
         # Whether the model asked, while it was traced, if it compiles.
         self.asks_compiling = False
-        # Whether it put hooks on autograd's graph, and what they run.
+        # Whether Python of it runs in the backward (hooks on autograd's graph, custom functions), and which.
         self.hooks_graph = False
         self.backward = BackwardWatch()
         # What the model ran when it was traced first, and the attributes that it sets.

@@ -135,7 +135,7 @@ def _refuse_what_trace_asks(flat: FlatModule) -> None:
     if flat.checks or flat.answers or flat.asks_compiling or flat.own_hooks.has_noted:
         raise Doubt("it asks what arguments contain, or whether it compiles, or hooks its own modules")
     if flat.hooks_graph:
-        raise Doubt("it puts hooks on autograd's graph")
+        raise Doubt("Python of the user's runs in its backward: hooks on autograd's graph, or custom functions")
     for module in flat.modules():
         if any((module._forward_hooks, module._forward_pre_hooks, module._backward_hooks, module._backward_pre_hooks)):
             raise Doubt("a module has hooks")

@@ -43,7 +43,12 @@ _STDLIB = sysconfig.get_paths()["stdlib"]
 _CLOCKS = re.compile(r"<built-in method (time\.(?!sleep)\w+|now|utcnow|today|posix\.urandom|_?io\.open)>")
 # What puts a hook on a node of autograd's graph, or on what one keeps.
 _HOOKS = re.compile(r"<method '(register_hook|register_prehook|register_hooks)' of '.*' objects>")
-_TENSOR_HOOKS = (torch.Tensor.register_hook.__code__, torch.Tensor.register_post_accumulate_grad_hook.__code__)
+# The same of a tensor, and what calls a function whose backward is Python.
+_IN_BACKWARD = (
+    torch.Tensor.register_hook.__code__,
+    torch.Tensor.register_post_accumulate_grad_hook.__code__,
+    torch.autograd.Function.apply.__code__,
+)
 # Of PyTorch's generators, what decides which numbers come next, and what tells them.
 _SEEDS = re.compile(
     r"<method '(manual_seed|seed|initial_seed|set_state|graphsafe_set_state)' of 'torch._C.Generator' objects>"
@@ -61,7 +66,7 @@ class PythonSeen:
     """The Python that a model ran: the code of its functions, and the variables of the environment that it read, each
     with what it was then (``None`` where it was not set), or that it read all of them. ``read`` has the names of
     attributes that it asked for by ``getattr`` and ``hasattr``; ``asks_compiling`` says that it asked whether it
-    compiles, ``hooks_graph`` that hooks were put on autograd's graph."""
+    compiles, ``hooks_graph`` that hooks were put on autograd's graph, or custom functions, whose backward is Python."""
 
     codes: set[CodeType] = field(default_factory=set)
     read: set[str] = field(default_factory=set)
@@ -112,7 +117,7 @@ def run_watched(run: Callable[[], Any], seen: PythonSeen, generators: Mapping[st
                 f"the model draws random numbers from Python's {drawn[0]}, {_FROZEN}{line}", remedy, drawing
             )
     entries = profiler.getstats()
-    seen.hooks_graph |= any(_puts_hook(entry.code) for entry in entries)
+    seen.hooks_graph |= any(_runs_in_backward(entry.code) for entry in entries)
     _refuse_seeding(run, entries, seeded)
     of_pytorch = _generated_for_pytorch(entries)
     for entry in entries:
@@ -133,18 +138,23 @@ def run_watched(run: Callable[[], Any], seen: PythonSeen, generators: Mapping[st
     return result
 
 
-def _puts_hook(code: Any) -> bool:
-    return _HOOKS.fullmatch(code) is not None if isinstance(code, str) else code in _TENSOR_HOOKS
+def _runs_in_backward(code: Any) -> bool:
+    return _HOOKS.fullmatch(code) is not None if isinstance(code, str) else code in _IN_BACKWARD
 
 
 class BackwardWatch:
-    """Sees which Python of the user's runs between :meth:`start` and :meth:`stop`: hooks on autograd's graph, whose
-    ``codes`` it has."""
+    """Sees which Python of the user's runs between :meth:`start` and :meth:`stop`: hooks on autograd's graph and
+    backwards of custom functions, whose ``codes`` it has."""
 
     def __init__(self) -> None:
         self.codes: set[CodeType] = set()
         self._profiler: Profiler | None = None
         self._set_aside = contextlib.ExitStack()
+
+    @property
+    def is_watching(self) -> bool:
+        """Whether it has begun, and not ended."""
+        return self._profiler is not None
 
     def start(self) -> None:
         """Begin, or begin anew."""

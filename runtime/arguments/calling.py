@@ -97,7 +97,7 @@ class ExpectedTensor:
             raise ArgumentError(f"{self.name}: expected a dense tensor, found layout {value.layout}")
 
     def _remedy_of_sizes(self, shape: Sequence[int]) -> str:
-        """What to do about another size of some axes."""
+        """Says what to do about another size of some axes."""
         if 0 in shape:
             return "where nothing is to be computed, call the model itself, or compile again for that"
         axes = [str(axis) for axis, sizes in enumerate(zip(self.shape, shape, strict=True)) if len({*sizes}) > 1]
