@@ -201,6 +201,13 @@ def _over_root(function: Callable[[Tensor], Tensor], square: Tensor) -> Tensor:
 _ERF_NEAR = fit(lambda s: _over_root(torch.erf, (s + 1) / 2), 28)
 
 
+def zero_tangent(primal: Tensor, other: Tensor, *, self_num_batch_dims: int = 0) -> Tensor:
+    """``aten._new_zeros_with_same_feature_meta``, a tangent of forward-mode differentiation: as ``other`` is, with the
+    axes of batches that ``primal`` has."""
+    shape = [*primal.shape[:self_num_batch_dims], *other.shape]
+    return torch.zeros(shape, dtype=other.dtype, device=other.device)
+
+
 def zero_tensor(size: list[int], **options: Any) -> Tensor:
     """``aten._efficientzerotensor`` as a tensor of zeros."""
     return torch.zeros(size, dtype=options.get("dtype"), device=options.get("device"))
@@ -330,6 +337,7 @@ ENTRIES = (
     Decomposition(aten.hypot.default, hypot, NO_LOWERING),
     Decomposition(aten.angle.default, angle, NO_LOWERING),
     Decomposition(aten.erf.default, erf, "IREE has no such function in f64"),
+    Decomposition(aten._new_zeros_with_same_feature_meta.default, zero_tangent, NO_LOWERING),
     Decomposition(aten._efficientzerotensor.default, zero_tensor, "a tensor with no memory is one in eager alone"),
     Decomposition(aten.erfc.default, erfc, NO_LOWERING),
     *(

@@ -38,14 +38,17 @@ def fmod(x: Tensor, y: Tensor | float) -> Any:
 
 
 def divide(x: Tensor, y: Tensor | float, *, rounding_mode: str | None) -> Any:
-    """``aten.div`` of floats, rounded down.
+    """``aten.div`` of floats, rounded down; towards zero of half types by one number, which eager takes as it is. By a
+    tensor of a half type the quotient is one too before it is cut, of which LLVM drops the rounding.
 
     Source: ``div_floor_floating`` of PyTorch's ``c10/util/generic_math.h``.
     """
     joined = _joined(x, y, rounded=False)
-    if rounding_mode != "floor" or joined is None:
+    if rounding_mode is None or joined is None:
         return NotImplemented
     x, divisor, kind = joined
+    if rounding_mode == "trunc":
+        return torch.trunc(x / divisor).to(kind) if kind in _HALF and divisor.dim() == 0 else NotImplemented
     left = _left_over(x, divisor)
     quotient = (x - left) / divisor
     quotient = torch.where((left != 0) & ((left < 0) != (divisor < 0)), quotient - 1, quotient)

@@ -46,8 +46,13 @@ def test_whole_quotients_and_what_they_leave(dtype: torch.dtype) -> None:
     for number in (0.3, torch.tensor(0.3)):
         same(quotients.divide(many, number, rounding_mode="floor"), torch.div(many, number, rounding_mode="floor"))
         same(quotients.fmod(many, number), torch.fmod(many, number))
+        cut = quotients.divide(many, number, rounding_mode="trunc")
+        if dtype == torch.bfloat16:
+            same(cut, torch.div(many, number, rounding_mode="trunc"))
+        else:
+            assert cut is NotImplemented
+    assert quotients.divide(x, x, rounding_mode="trunc") is NotImplemented
     assert quotients.fmod(torch.tensor([5]), 3) is NotImplemented
-    assert quotients.divide(x, y[0], rounding_mode="trunc") is NotImplemented
 
 
 def test_signs_and_lengths() -> None:
@@ -82,3 +87,10 @@ def test_hyperbolic_functions(name: str, dtype: torch.dtype, tolerance: float) -
         return
     torch.testing.assert_close(ours(x), theirs(x.double()).to(dtype), rtol=tolerance, atol=0.0, equal_nan=True)
     assert name == "expm1" or ours(torch.tensor([2, 1])).dtype == torch.float32
+
+
+def test_tangents_of_zeros() -> None:
+    primal, other = torch.ones(2, 3), torch.ones(4, 5, dtype=torch.float64)
+    for batches in (0, 1):
+        expected = torch.ops.aten._new_zeros_with_same_feature_meta(primal, other, self_num_batch_dims=batches)
+        same(functions.zero_tangent(primal, other, self_num_batch_dims=batches), expected)
