@@ -23,6 +23,7 @@ aten = torch.ops.aten
 _ELEMENTWISE = (aten.sub.Tensor, aten.add.Tensor, aten.mul.Tensor, aten.div.Tensor)
 _CASTS = (torch.ops.prims.convert_element_type.default,)
 _VIEWS = (aten.view.default, aten._unsafe_view.default, aten.reshape.default)
+_PRODUCTS = (aten.mm.default, aten.addmm.default, aten.bmm.default)
 _NLL_BACKWARD = (aten.nll_loss_backward, aten.nll_loss2d_backward)
 
 
@@ -71,9 +72,27 @@ def _find_elementwise(gather: Node) -> Node | None:
     if not _same((*shape[:axis], *shape[axis + 1 :]), (*places[:axis], *places[axis + 1 :])):
         return None
     if source.target in _CASTS:
-        return source
+        return None if _rounds_product(source) else source
     fits = source.target in _ELEMENTWISE and all(_fits(operand, shape, axis) for operand in source.args)
     return source if fits else None
+
+
+def _rounds_product(cast: Node) -> bool:
+    """Whether a product is rounded, scaled and its bias added: in its own kernel, which then writes nothing wider."""
+    source, given = _behind_views(cast.args[0]), cast.meta["val"].dtype
+    if not isinstance(source, Node) or source.meta["val"].dtype.itemsize <= given.itemsize:
+        return False
+    summands = source.args if source.target is aten.add.Tensor else (source,)
+    return any(_behind_factor(summand).target in _PRODUCTS for summand in summands if isinstance(summand, Node))
+
+
+def _behind_factor(node: Node) -> Node:
+    """What a number is multiplied with, as ``addmm`` multiplies by its factors."""
+    source = _behind_views(node)
+    if source.target is aten.mul.Tensor and isinstance(source.args[0], Node) and not isinstance(source.args[1], Node):
+        source = _behind_views(source.args[0])
+    assert isinstance(source, Node)
+    return source
 
 
 def _fits(operand: Any, shape: tuple[Any, ...], axis: int) -> bool:
