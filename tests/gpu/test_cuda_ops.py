@@ -212,3 +212,32 @@ def test_a_causal_mask_of_the_cpus_is_not_read() -> None:
     found, expected = (torch.autograd.grad(call(x, memory), weights, tangent) for call in (step, model))
     for ours, theirs in zip(found, expected, strict=True):
         assert relative_error(ours, theirs.double()) < 1e-5
+
+
+def test_angles_quotients_and_places_of_nan() -> None:
+    """As eager has them on the device: signs of zeros, quotients that are rounded once, NaN that is found."""
+    some = torch.tensor([0.0, -0.0, 1.5, -1.5, 3.0, -2.0, 0.3, 7.0], device="cuda")
+    y, x = (t.flatten().requires_grad_() for t in torch.meshgrid(some, some.flip(0), indexing="ij"))
+    divided = x.detach() + (x.detach() == 0)
+    holed = torch.tensor([[1.0, float("nan"), 3.0], [2.0, 5.0, float("nan")], [4.0, 1.0, 2.0]], device="cuda")
+
+    def function(y: Tensor, x: Tensor, by: Tensor, holed: Tensor) -> tuple[Tensor, ...]:
+        places = holed.max(1).indices, holed.min(0).indices, holed.argmax()
+        whole = (y // by).detach(), torch.div(y, by, rounding_mode="trunc")
+        quotients = torch.fmod(y, by), torch.remainder(y, by), *whole
+        pooled = F.max_pool2d(holed[None, None], 2, 1)
+        extremes = torch.maximum(holed, holed.flip(0)), holed.clamp(1.5, 3.5), holed.amax(1)
+        return torch.atan2(y, x), *quotients, pooled, *extremes, *places
+
+    args = y, x, divided, holed.requires_grad_()
+    found, expected = retrograd.compile_backward(function, args, cache=False)(*args), function(*args)
+    for ours, theirs in zip(found, expected, strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=1e-6, atol=1e-7, equal_nan=True)
+        if ours.is_floating_point():
+            assert torch.equal(ours.signbit() | ours.isnan(), theirs.signbit() | theirs.isnan())
+    # At zero and zero the angle has no gradient.
+    away = (y != 0) | (x != 0)
+    weights = [away.to(y.dtype), *(torch.ones_like(t) for t in expected[1:3])]
+    gradients = [torch.autograd.grad(outputs[:3], (y, x), weights) for outputs in (found, expected)]
+    for ours, theirs in zip(*gradients, strict=True):
+        torch.testing.assert_close(ours[away], theirs[away])
