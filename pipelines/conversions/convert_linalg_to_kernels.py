@@ -17,6 +17,7 @@ from retrograd.pipelines.kernels.convolutions import Convolutions
 from retrograd.pipelines.kernels.dispatch import NO_PTX, add_executables
 from retrograd.pipelines.kernels.family import CHOICES, Family, Plan, Refusal
 from retrograd.pipelines.kernels.kernel import KernelError
+from retrograd.pipelines.kernels.norms import REPLACED, Norms
 from retrograd.pipelines.kernels.products import Products
 from retrograd.pipelines.kernels.ptx import compile_kernels
 from retrograd.pipelines.kernels.questions import QUESTIONS, Chosen, TilesError, read_chosen
@@ -31,6 +32,7 @@ FAMILIES: Mapping[str, Callable[[str, Chosen], Family]] = {
     "attention": Attention,
     "columns": Columns,
     "convolutions": Convolutions,
+    "norms": Norms,
     "products": Products,
     "rows": Rows,
     "scatters": Scatters,
@@ -38,10 +40,11 @@ FAMILIES: Mapping[str, Callable[[str, Chosen], Family]] = {
 }
 """Families by name; each is made for an architecture, with the tiles that were chosen."""
 
-ORDER = ("attention", "convolutions", "scatters", "columns", "rows", "transposes", "products")
+ORDER = ("attention", "convolutions", "scatters", "norms", "columns", "rows", "transposes", "products")
 """Families as the pipeline has them, a pass each: a plan names values that another family's kernels would take away."""
 
 EMPTY = "tensor.empty"
+_UNREAD = (GENERIC, FILL, EMPTY, "tensor.expand_shape", "tensor.collapse_shape")
 
 
 class ConvertLinalgToKernels(ModulePass):
@@ -55,7 +58,7 @@ class ConvertLinalgToKernels(ModulePass):
 
     arch: str = field(default="sm_90", metadata={"help": "the architecture that kernels are compiled for"})
     families: str = field(
-        default="attention,columns,convolutions,products,rows,scatters,transposes",
+        default="attention,columns,convolutions,norms,products,rows,scatters,transposes",
         metadata={"help": "names of families, by commas"},
     )
     ptx: Literal["embed", "none"] = field(
@@ -131,7 +134,8 @@ def _erase_unread(block: ir.Block) -> None:
     """Erase what a kernel computes besides, and nobody reads now."""
     for view in reversed(list(block.operations)):
         op = view.operation
-        if op.name in (GENERIC, FILL, EMPTY) and not any(list(result.uses) for result in op.results):
+        is_left = op.name in _UNREAD or REPLACED in op.attributes
+        if is_left and not any(list(result.uses) for result in op.results):
             op.erase()
 
 

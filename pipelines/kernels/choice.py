@@ -12,7 +12,7 @@ from retrograd.pipelines.devices.targets import Target
 from retrograd.pipelines.kernels.ptx import INSTALL, find_triton
 from retrograd.pipelines.kernels.tiles import ARCHITECTURES
 
-NAMES = ("attention", "columns", "convolutions", "products", "rows", "scatters", "transposes")
+NAMES = ("attention", "columns", "convolutions", "norms", "products", "rows", "scatters", "transposes")
 """The families: who only chooses among them imports none."""
 
 AUTO, OFF = "auto", "off"

@@ -70,9 +70,13 @@ def create_dispatches(
 
 def add_executables(module: ir.Operation, kernels: Mapping[Kernel, tuple[CompiledKernel, bool]], target: str) -> None:
     """Put an executable for each kernel in front of a module's functions, with its PTX; ``target`` is the architecture.
-    With a kernel goes whether it updates an operand in place."""
+    With a kernel goes whether it updates an operand in place. What is there, as another family has it too, stays."""
     block = module.regions[0].blocks[0]
+    names = (view.operation.attributes.get("sym_name") for view in block.operations)
+    known = {name.value for name in names if isinstance(name, ir.StringAttr)}
     for kernel, (compiled, updates) in kernels.items():
+        if f"{kernel.label}_cuda" in known:
+            continue
         parsed = ir.Module.parse(write_executable(kernel, compiled, target, updates=updates))
         parsed.body.operations[0].operation.clone(ip=ir.InsertionPoint.at_block_begin(block))
 

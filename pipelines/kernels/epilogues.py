@@ -14,16 +14,19 @@ from retrograd.pipelines.transforms.helpers.uses import only_user
 @dataclass(frozen=True)
 class Epilogue:
     """The op whose result the kernel gives, those ``between`` it and the product (the last first), the type of its
-    elements, and the vector that is added to each row."""
+    elements, and the vector that is added to each row. What is ``rounded`` has the digits of the matrices' type, and is
+    widened again."""
 
     op: ir.Operation
     between: tuple[ir.Operation, ...]
     element: ir.Type
     bias: ir.Value | None
+    rounded: bool = False
 
 
-def find_epilogue(product: ir.Operation) -> Epilogue | None:
-    """Find the ops that alone read a product, and can be done in its kernel."""
+def find_epilogue(product: ir.Operation, *, widens: bool = True) -> Epilogue | None:
+    """Find the ops that alone read a product, and can be done in its kernel; ``widens`` says whether that can round to
+    the type of the matrices and widen again, as the gradient of a weight is under autocast."""
     found = None
     user = only_user(product.results[0])
     bias = _find_bias(user, product.results[0]) if user is not None else None
@@ -33,19 +36,28 @@ def find_epilogue(product: ir.Operation) -> Epilogue | None:
     if user is not None and _rounds(user):
         element = ir.RankedTensorType(user.results[0].type).element_type
         found = Epilogue(user, (found.op,) if found else (), element, found.bias if found else None)
+        is_matrices = element == ir.RankedTensorType(product.operands[0].type).element_type
+        user = only_user(user.results[0]) if widens and is_matrices else None
+        if user is not None and _converts(user, "arith.extf", ("f32",)):
+            found = Epilogue(user, (found.op, *found.between), ir.F32Type.get(), found.bias, rounded=True)
     return found
 
 
 def _rounds(op: ir.Operation) -> bool:
     """Whether an op rounds each element of what it reads to a type of 16 bits, and does nothing else."""
+    return _converts(op, "arith.truncf", ("bf16", "f16"))
+
+
+def _converts(op: ir.Operation, by: str, elements: tuple[str, ...]) -> bool:
+    """Whether an op converts each element of what it reads to one of these types, and does nothing else."""
     if op.name != GENERIC or not is_elementwise(op) or len(op.operands) != 2 or not _reads_in_order(op, 0):
         return False
     element = ir.RankedTensorType(op.results[0].type).element_type
     block = op.regions[0].blocks[0]
     body = [view.operation for view in block.operations]
     return (
-        str(element) in ("bf16", "f16")
-        and [inner.name for inner in body] == ["arith.truncf", "linalg.yield"]
+        str(element) in elements
+        and [inner.name for inner in body] == [by, "linalg.yield"]
         and body[0].operands[0] == block.arguments[0]
         and body[1].operands[0] == body[0].results[0]
     )

@@ -24,14 +24,17 @@ _PLAIN = {
     "arith.divf": "tl.div_rn({}, {})",
     "math.exp": "libdevice.exp({})",
     "math.log": "libdevice.log({})",
+    "math.sqrt": "tl.sqrt_rn({})",
+    "math.rsqrt": "tl.div_rn(1.0, tl.sqrt_rn({}))",
     "math.absf": "tl.abs({})",
     "arith.select": "tl.where({}, {}, {})",
     "arith.maximumf": "tl.maximum({}, {}, propagate_nan=tl.PropagateNan.ALL)",
     "arith.minimumf": "tl.minimum({}, {}, propagate_nan=tl.PropagateNan.ALL)",
     "arith.andi": "({} & {})",
 }
+_MOST_FACTORS = 4
 # Of numbers of 32 bits alone: those of 16 bits have no such functions.
-_SINGLE = frozenset({"arith.divf", "math.exp", "math.log"})
+_SINGLE = frozenset({"arith.divf", "math.exp", "math.log", "math.sqrt", "math.rsqrt"})
 _COMPARED = {"oeq": "==", "ogt": ">", "oge": ">=", "olt": "<", "ole": "<=", "une": "!=", "eq": "==", "ne": "!="}
 # Of floats, true of what is no number too: where these are not.
 _UNLESS = {"ugt": "<=", "uge": "<", "ult": ">=", "ule": ">"}
@@ -76,6 +79,10 @@ def _write_expression(value: ir.OpResult, into: Statements) -> str | None:
         return _write_constant(op)
     if str(value.type) not in (*TYPES, "i1"):
         return None
+    if op.name == "math.fpowi":
+        return _write_power(op, into)
+    if op.name == "arith.truncf" and str(op.operands[0].type) == "f64":
+        return _write_rounded(op.operands[0])
     operands = [write_value(operand, into) for operand in op.operands]
     if any(operand is None for operand in operands):
         return None
@@ -93,6 +100,20 @@ def _write_expression(value: ir.OpResult, into: Statements) -> str | None:
     if op.name not in _PLAIN or (op.name in _SINGLE and str(value.type) != "f32"):
         return None
     return _PLAIN[op.name].format(*operands)
+
+
+def _write_power(op: ir.Operation, into: Statements) -> str | None:
+    """A power by a small whole number, as products."""
+    exponent, base = read_number(op.operands[1]), write_value(op.operands[0], into)
+    if base is None or not isinstance(exponent, ir.IntegerAttr) or not 1 <= exponent.value <= _MOST_FACTORS:
+        return None
+    return f"({' * '.join([base] * exponent.value)})"
+
+
+def _write_rounded(value: ir.Value) -> str | None:
+    """A number that has more digits than its type, which Triton rounds."""
+    number = read_number(value)
+    return f"({number.value!r})" if isinstance(number, ir.FloatAttr) and math.isfinite(number.value) else None
 
 
 def _write_constant(op: ir.Operation) -> str | None:

@@ -92,6 +92,16 @@ def _find_obstacle(op: ir.Operation, types: list[ir.RankedTensorType]) -> str | 
     return None
 
 
+def ends_product(op: ir.Operation) -> bool:
+    """Whether the kernel of a product does what an op does, on the way."""
+    sources = [value.owner for value in op.operands if isinstance(value, ir.OpResult)]
+    between = [inner.owner for source in sources for inner in source.operands if isinstance(inner, ir.OpResult)]
+    for source in [*sources, *between]:
+        if source.name in PRODUCTS and (epilogue := find_epilogue(source)) is not None:
+            return op in (epilogue.op, *epilogue.between)
+    return False
+
+
 @dataclass(frozen=True)
 class ProductPlan:
     """A product of matrices as dispatches: what splits or pads an operand, the product, the sum of its parts."""
@@ -127,6 +137,7 @@ class ProductPlan:
         words = [f"products {batch}{shape.m}x{shape.n}x{shape.k} {layout} {shape.element}"]
         if epilogue is not None:
             words += ["and bias"] * (epilogue.bias is not None) + [f"to {epilogue.element}"]
+            words += ["rounded"] * epilogue.rounded
         # What lies elsewhere is copied first.
         return " ".join([*words, *["apart" for matrix in (self.left, self.right) if not is_aligned(matrix.value)]])
 
@@ -208,7 +219,7 @@ class ProductPlan:
 
     def _epilogue(self) -> Epilogue | None:
         """Find what the kernel does to the result besides; parts are added up first."""
-        return find_epilogue(self.op) if self.tiling.parts == 1 else None
+        return find_epilogue(self.op, widens=self.tiling.copied) if self.tiling.parts == 1 else None
 
     @property
     def _operands(self) -> tuple[tuple[Matrix, bool], tuple[Matrix, bool]]:
@@ -240,7 +251,14 @@ class ProductPlan:
         aligned = is_aligned((epilogue.op if epilogue else self.op).results[0])
         names = [f"product_{layout}", shape.element, _name_tile(tiling), tiling.way]
         added = f"bias_{ir.RankedTensorType(bias.type).element_type}" if bias is not None else ""
-        names += [result * (result != "f32"), added, "odd" * (not wide), "unaligned" * (not aligned)]
+        rounded = epilogue is not None and epilogue.rounded
+        names += [
+            result * (result != "f32"),
+            "rounded" * rounded,
+            added,
+            "odd" * (not wide),
+            "unaligned" * (not aligned),
+        ]
         pitches = {
             name
             for name, (matrix, is_taken) in zip(("pitch_a", "pitch_b"), self._operands, strict=True)
@@ -252,7 +270,8 @@ class ProductPlan:
         names += ["divided" * inside, "start_a" * (inside and not is_aligned(self.left.value))]
         constants: dict[str, int | None] = {"TA": int(self.left.transposed), "TB": int(self.right.transposed)}
         constants |= {} if tiling.copied else {"PARTS": shape.parts, "WHOLE": int(inside)}
-        constants |= {"BIAS": int(bias is not None), **tiling.constants}
+        constants |= {"BIAS": int(bias is not None), **({"EVEN": int(wide)} if tiling.specialized else {})}
+        constants |= ({"ROUND": int(rounded)} if tiling.copied else {}) | tiling.constants
         constants |= {"bias": None} if bias is None else {}
         added_types = [("bias", str(ir.RankedTensorType(bias.type).element_type))] if bias is not None else []
         return Kernel(

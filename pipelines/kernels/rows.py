@@ -17,12 +17,11 @@ from typing import ClassVar
 
 from retrograd.dialects import ir
 from retrograd.pipelines.kernels.dispatch import create_dispatch
-from retrograd.pipelines.kernels.epilogues import find_epilogue
 from retrograd.pipelines.kernels.expressions import TYPES, Statements, find_combined, write_value
 from retrograd.pipelines.kernels.family import Compiled, Refusal
 from retrograd.pipelines.kernels.kernel import Kernel
 from retrograd.pipelines.kernels.matrices import find_buffer
-from retrograd.pipelines.kernels.products import PRODUCTS
+from retrograd.pipelines.kernels.products import ends_product
 from retrograd.pipelines.kernels.questions import MEASURED, Chosen, Launch, Question, Run, Trial, pick
 from retrograd.pipelines.transforms.helpers.generics import GENERIC, is_reduced, read_inputs, read_maps
 
@@ -155,21 +154,11 @@ def _is_along_rows(op: ir.Operation) -> bool:
     inputs = len(read_inputs(op))
     if inputs == 0 or maps[0] != _WHOLE or any(map_ not in _READS for map_ in maps[:inputs]):
         return False
-    if shape[1] % _WARP == 0 or shape[1] < SHORTEST or shape[0] * shape[1] < FEWEST or _ends_product(op):
+    if shape[1] % _WARP == 0 or shape[1] < SHORTEST or shape[0] * shape[1] < FEWEST or ends_product(op):
         return False
     if _is_map(op):
         return maps[-1] == _WHOLE and str(types[-1].element_type) in TYPES and str(types[-1].element_type)[0] != "i"
     return maps[inputs] in _RESULTS and str(types[inputs].element_type) == "f32"
-
-
-def _ends_product(op: ir.Operation) -> bool:
-    """Whether the kernel of a product does what an op does, on the way."""
-    sources = [value.owner for value in read_inputs(op) if isinstance(value, ir.OpResult)]
-    between = [inner.owner for source in sources for inner in source.operands if isinstance(inner, ir.OpResult)]
-    for source in [*sources, *between]:
-        if source.name in PRODUCTS and (epilogue := find_epilogue(source)) is not None:
-            return op in (epilogue.op, *epilogue.between)
-    return False
 
 
 def _is_map(op: ir.Operation) -> bool:

@@ -217,8 +217,9 @@ LOWERING: tuple[Step, ...] = (
     Step("bwd-isolate-products", PACKING, "IREE would pack all that the ops behind a packed product read"),
     Step("bwd-expand-sines", F64_CPU, "IREE's sines lose digits with the size of the argument; this form is in f64"),
     Step("bwd-narrow-products", MATRIX_UNITS, "matrix units take 16 bits: products before widenings, not after"),
+    _convert_to_kernels("norms", "several sums along rows at once; before columns, whose sums it takes where it can"),
     _convert_to_kernels("columns", "sums of many rows, such as a batch norm's; when widenings are folded into them"),
-    _convert_to_kernels("rows", "norms and softmaxes along rows"),
+    _convert_to_kernels("rows", "rows of odd lengths, op by op"),
     _convert_to_kernels("transposes", "matrices with a short side; before products, which see through the others"),
     _convert_to_kernels("products", "when products are narrow, and before they are padded for IREE's tiles"),
     Step(

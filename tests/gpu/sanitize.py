@@ -72,6 +72,7 @@ def make_cases() -> Iterator[Case]:
         yield Case("attention", drop, tuple(heads))
         yield Case("rows", lambda x: x.log_softmax(1), (random(270, 1001, dtype=dtype),))
         yield Case("rows", lambda x: x.amax(1), (random(270, 1001, dtype=dtype),))
+        yield Case("norms", lambda x: F.layer_norm(x, (601,)).softmax(1), (random(500, 601, dtype=dtype),))
         yield Case("columns", normalized, (random(5003, 65, dtype=dtype), random(65, dtype=dtype)))
         images, colors = random(3, 33, 17, 19, dtype=dtype), random(2, 3, 33, 31, dtype=dtype)
         yield Case("convolutions", strided, (images, random(65, 33, 3, 3, dtype=dtype)))

@@ -109,6 +109,23 @@ def test_strides_and_slices(dtype: torch.dtype) -> None:
     check(lambda x, w: x.t() @ w, random(700, 512, dtype=dtype).t().contiguous().t(), random(700, 96, dtype=dtype))
 
 
+@pytest.mark.parametrize(("m", "n", "k"), [(4096, 3072, 768), (4100, 515, 264), (300, 130, 4096)])
+def test_gradients_of_weights_that_are_rounded_and_widened(m: int, n: int, k: int) -> None:
+    """As under autocast: float32 with the digits of bfloat16."""
+    x, w = random(m, k), random(n, k, scale=k**-0.5)
+
+    def narrow(x: Tensor, w: Tensor) -> Tensor:
+        return F.linear(x.bfloat16(), w.bfloat16())
+
+    compiled, tangent = compile_with("products", narrow, (x, w)), torch.randn(m, n, device="cuda").bfloat16()
+    assert "_rounded" in " ".join(compiled.explain().to_dict()["kernels"])
+    exact = tangent.double().t() @ x.bfloat16().double()
+    poison()
+    first, second = run(compiled, (x, w), tangent)[2], run(compiled, (x, w), tangent)[2]
+    assert torch.equal(first, second) and torch.equal(first, first.bfloat16().float())
+    assert relative_error(first, exact) < 2.5e-3
+
+
 def test_one_row_is_right_too() -> None:
     """Nothing that a kernel does not take is wrong."""
     x, w = random(1, 512), random(700, 512)

@@ -6,6 +6,7 @@ Triton and the compiler takes longer than to interpret them."""
 import interpreted_attention
 import interpreted_columns
 import interpreted_convolutions
+import interpreted_norms
 import interpreted_scatters
 import interpreted_transposes
 
@@ -13,6 +14,7 @@ if __name__ == "__main__":
     for program in (
         interpreted_transposes,
         interpreted_columns,
+        interpreted_norms,
         interpreted_convolutions,
         interpreted_scatters,
         interpreted_attention,

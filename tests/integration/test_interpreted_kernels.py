@@ -28,6 +28,7 @@ def test_interpreted_they_are_near_to_float64() -> None:
     assert ended.stdout.split() == [
         "interpreted_transposes",
         "interpreted_columns",
+        "interpreted_norms",
         "interpreted_convolutions",
         "interpreted_scatters",
         "interpreted_attention",

@@ -129,7 +129,7 @@ def test_an_executable_has_its_ptx_as_data() -> None:
 def test_kernels_are_had_where_there_are_any(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("retrograd.pipelines.kernels.choice.find_triton", lambda: "3.6.0")
     cuda, cpu, old = find_target("cuda:sm_90"), find_target("cpu"), find_target("cuda:sm_75")
-    families = ("attention", "columns", "convolutions", "products", "rows", "scatters", "transposes")
+    families = ("attention", "columns", "convolutions", "norms", "products", "rows", "scatters", "transposes")
     assert with_kernels(cuda, "auto").kernels == families
     assert with_kernels(cuda, "off").kernels == ()
     assert with_kernels(cuda, ["scatters"]).kernels == ("scatters",)

@@ -57,11 +57,16 @@ def place(pid, M, N, BM: tl.constexpr, BN: tl.constexpr):
 
 
 @triton.jit
-def finish(acc, bias, c, slot, row, column, M, N, BM: tl.constexpr, BN: tl.constexpr, BIAS: tl.constexpr):
-    """Writes a tile of matrix number ``slot`` of c."""
+def finish(
+    acc, bias, c, slot, row, column, M, N, a,
+    BM: tl.constexpr, BN: tl.constexpr, BIAS: tl.constexpr, ROUND: tl.constexpr,
+):  # fmt: skip
+    """Writes a tile of matrix number ``slot`` of c; with ROUND its numbers have the digits of those of a."""
     m, n = row * BM + tl.arange(0, BM), column * BN + tl.arange(0, BN)
     if BIAS:
         acc += tl.load(bias + n, mask=n < N, other=0.0).to(tl.float32)[None, :]
+    if ROUND:
+        acc = acc.to(a.dtype.element_ty).to(tl.float32)
     to = c + (slot * M + m)[:, None] * N + n[None, :]
     tl.store(to, acc.to(c.dtype.element_ty), mask=(m < M)[:, None] & (n < N)[None, :])
 
@@ -137,13 +142,13 @@ def product(
                 at_a += step_a
                 at_b += step_b
             acc = tl.where((tl.abs(acc) < INFINITY) | (tl.abs(first) < INFINITY), acc, first)
-    finish(acc, bias, c, part * count + batch, row, column, M, N, BM, BN, BIAS)
+    finish(acc, bias, c, part * count + batch, row, column, M, N, a, BM, BN, BIAS, False)
 
 
 @triton.jit
 def product_copied(
     a, b, bias, c, M, N, high_a, pitch_a, high_b, pitch_b, steps, parts,
-    TA: tl.constexpr, TB: tl.constexpr, BIAS: tl.constexpr,
+    TA: tl.constexpr, TB: tl.constexpr, BIAS: tl.constexpr, ROUND: tl.constexpr,
     BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr,
 ):  # fmt: skip
     """The same for one pair of matrices of any height, whose tiles the copy engine fetches: it gives zeros for what is
@@ -171,4 +176,4 @@ def product_copied(
             else:
                 right = from_b.load([step * BK, column * BN])
             acc = tl.dot(left, right, acc)
-        finish(acc, bias, c, part.to(tl.int64), row, column, M, N, BM, BN, BIAS)
+        finish(acc, bias, c, part.to(tl.int64), row, column, M, N, a, BM, BN, BIAS, ROUND)

@@ -53,17 +53,26 @@ def fetch(
 
 
 @gluon.jit
-def finish(acc, bias, c, slot, row, first, M, N, BM: gl.constexpr, BN: gl.constexpr, BIAS: gl.constexpr):
-    """Writes a tile of matrix number ``slot`` of c, whose columns begin with number ``first``."""
+def finish(
+    acc, bias, c, slot, row, first, M, N,
+    BM: gl.constexpr, BN: gl.constexpr, BIAS: gl.constexpr, EVEN: gl.constexpr, ROUND: gl.constexpr,
+    element: gl.constexpr,
+):  # fmt: skip
+    """Writes a tile of matrix number ``slot`` of c, whose columns begin with number ``first``. Rows that are no
+    multiple of 16 long are not EVEN; with ROUND numbers have the digits of ``element``."""
     if c.dtype.element_ty.primitive_bitwidth == 16:
         # Rows of an accumulator are two numbers here, two there: of 16 bits each, that is too little for one write.
-        across: gl.constexpr = min(BN // 8, 32)
-        layout: gl.constexpr = gl.BlockedLayout([1, 8], [32 // across, across], [gl.num_warps(), 1], [1, 0])
+        # Where rows begin anywhere a thread writes one number at a time, and those of a warp are neighbors.
+        each: gl.constexpr = 8 if EVEN else 1
+        across: gl.constexpr = min(BN // each, 32)
+        layout: gl.constexpr = gl.BlockedLayout([1, each], [32 // across, across], [gl.num_warps(), 1], [1, 0])
     else:
         layout: gl.constexpr = acc.type.layout
     if BIAS:
         columns = first + gl.arange(0, BN, gl.SliceLayout(0, acc.type.layout))
         acc += gl.load(bias + columns, mask=columns < N, other=0.0).to(gl.float32)[None, :]
+    if ROUND:
+        acc = acc.to(element).to(gl.float32)
     value = gl.convert_layout(acc.to(c.dtype.element_ty), layout)
     m = row * BM + gl.arange(0, BM, gl.SliceLayout(1, layout))
     n = first + gl.arange(0, BN, gl.SliceLayout(0, layout))
@@ -74,11 +83,12 @@ def finish(acc, bias, c, slot, row, first, M, N, BM: gl.constexpr, BN: gl.conste
 @gluon.jit
 def multiply(
     bias, c, full, empty, buffers, buffers0, buffers1, M, N, total, steps, parts,
-    TA: gl.constexpr, TB: gl.constexpr, BIAS: gl.constexpr,
+    TA: gl.constexpr, TB: gl.constexpr, BIAS: gl.constexpr, EVEN: gl.constexpr, ROUND: gl.constexpr,
     BM: gl.constexpr, N0: gl.constexpr, N1: gl.constexpr, STAGES: gl.constexpr,
 ):  # fmt: skip
     """Multiplies what is fetched, one step ahead of the one that it waits for, and writes tile by tile."""
     warps: gl.constexpr = gl.num_warps()
+    element: gl.constexpr = buffers.dtype
     layout0: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [warps, 1], [16, N0, 16])
     layout1: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [warps, 1], [16, N1, 16])
     acc0 = gl.zeros((BM, N0), gl.float32, layout0)
@@ -106,14 +116,14 @@ def multiply(
             count += 1
         acc0, acc1 = warpgroup_mma_wait(0, (acc0, acc1))
         mbarrier.arrive(empty.index((count + STAGES - 1) % STAGES), pred=own > 0)
-        finish(acc0, bias, c, part.to(gl.int64), row, column * (N0 + N1), M, N, BM, N0, BIAS)
-        finish(acc1, bias, c, part.to(gl.int64), row, column * (N0 + N1) + N0, M, N, BM, N1, BIAS)
+        finish(acc0, bias, c, part.to(gl.int64), row, column * (N0 + N1), M, N, BM, N0, BIAS, EVEN, ROUND, element)
+        finish(acc1, bias, c, part.to(gl.int64), row, column * (N0 + N1) + N0, M, N, BM, N1, BIAS, EVEN, ROUND, element)
 
 
 @gluon.jit
 def product_specialized(
     a, b, bias, c, M, N, high_a, pitch_a, high_b, pitch_b, steps, parts,
-    TA: gl.constexpr, TB: gl.constexpr, BIAS: gl.constexpr,
+    TA: gl.constexpr, TB: gl.constexpr, BIAS: gl.constexpr, EVEN: gl.constexpr, ROUND: gl.constexpr,
     BM: gl.constexpr, N0: gl.constexpr, N1: gl.constexpr, BK: gl.constexpr, STAGES: gl.constexpr,
 ):  # fmt: skip
     """c (parts x M x N): the product of two matrices of any height, as a sum of ``parts``, each of ``steps`` of the
@@ -140,7 +150,7 @@ def product_specialized(
     gl.warp_specialize(
         [
             (multiply, (bias, c, full, empty, buffers, buffers0, buffers1, M, N, total, steps, parts,
-                        TA, TB, BIAS, BM, N0, N1, STAGES)),
+                        TA, TB, BIAS, EVEN, ROUND, BM, N0, N1, STAGES)),
             (fetch, (a, high_a, pitch_a, full, empty, buffers, M, N, total, steps, parts,
                      not TA, True, 0, BM, BM, N0 + N1, BK, STAGES)),
             (fetch, (b, high_b, pitch_b, full, empty, buffers0, M, N, total, steps, parts,

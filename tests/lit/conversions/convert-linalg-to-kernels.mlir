@@ -214,28 +214,28 @@ func.func @many_rows(%u: tensor<262144x1x12xf32>, %p: tensor<262144x1xi64>, %t: 
 #id = affine_map<(d0, d1) -> (d0, d1)>
 #row = affine_map<(d0, d1) -> (d0)>
 #one = affine_map<(d0, d1) -> (d0, 0)>
-// CHECK: bwd.kernels = ["reduction along rows of 512 x 1001: rows_maximum_
-// CHECK-SAME: reduction along rows of 512 x 1001: rows_sum_
-// CHECK-SAME: map along rows of 512 x 1001: rows_map_
+// CHECK: bwd.kernels = ["reduction along rows of 512 x 9001: rows_maximum_
+// CHECK-SAME: reduction along rows of 512 x 9001: rows_sum_
+// CHECK-SAME: map along rows of 512 x 9001: rows_map_
 // CHECK-LABEL: func.func @softmax(
-// CHECK-SAME: %[[X:.*]]: tensor<512x1001xbf16>
+// CHECK-SAME: %[[X:.*]]: tensor<512x9001xbf16>
 // CHECK-NOT: linalg.generic
 // CHECK: %[[M:.*]] = "flow.dispatch"({{.*}}, %[[X]], {{.*}}@rows_maximum_{{.*}} -> tensor<512xf32>
 // CHECK: %[[COLUMN:.*]] = tensor.expand_shape %[[M]]
 // CHECK: %[[S:.*]] = "flow.dispatch"({{.*}}, %[[X]], %[[COLUMN]], {{.*}}@rows_sum_{{.*}} -> tensor<512xf32>
-// CHECK: %[[R:.*]] = "flow.dispatch"({{.*}}, %[[X]], %[[COLUMN]], %[[S]], {{.*}}@rows_map_{{.*}} -> tensor<512x1001xf32>
+// CHECK: %[[R:.*]] = "flow.dispatch"({{.*}}, %[[X]], %[[COLUMN]], %[[S]], {{.*}}@rows_map_{{.*}} -> tensor<512x9001xf32>
 // CHECK: return %[[R]]
-func.func @softmax(%x: tensor<512x1001xbf16>) -> tensor<512x1001xf32> {
+func.func @softmax(%x: tensor<512x9001xbf16>) -> tensor<512x9001xf32> {
   %zero = arith.constant 0.0 : f32
   %least = arith.constant 0xFF800000 : f32
   %none = arith.constant 0 : i64
   %e = tensor.empty() : tensor<512xf32>
   %p = tensor.empty() : tensor<512xi64>
-  %w = tensor.empty() : tensor<512x1001xf32>
+  %w = tensor.empty() : tensor<512x9001xf32>
   %start = linalg.fill ins(%least : f32) outs(%e : tensor<512xf32>) -> tensor<512xf32>
   %places = linalg.fill ins(%none : i64) outs(%p : tensor<512xi64>) -> tensor<512xi64>
   %max:2 = linalg.generic {indexing_maps = [#id, #row, #row], iterator_types = ["parallel", "reduction"]}
-      ins(%x : tensor<512x1001xbf16>) outs(%start, %places : tensor<512xf32>, tensor<512xi64>) {
+      ins(%x : tensor<512x9001xbf16>) outs(%start, %places : tensor<512xf32>, tensor<512xi64>) {
   ^bb0(%a: bf16, %most: f32, %at: i64):
     %1 = arith.extf %a : bf16 to f32
     %2 = arith.maximumf %1, %most : f32
@@ -243,27 +243,27 @@ func.func @softmax(%x: tensor<512x1001xbf16>) -> tensor<512x1001xf32> {
   } -> (tensor<512xf32>, tensor<512xi64>)
   %column = tensor.expand_shape %max#0 [[0, 1]] output_shape [512, 1] : tensor<512xf32> into tensor<512x1xf32>
   %exp = linalg.generic {indexing_maps = [#id, #one, #id], iterator_types = ["parallel", "parallel"]}
-      ins(%x, %column : tensor<512x1001xbf16>, tensor<512x1xf32>) outs(%w : tensor<512x1001xf32>) {
+      ins(%x, %column : tensor<512x9001xbf16>, tensor<512x1xf32>) outs(%w : tensor<512x9001xf32>) {
   ^bb0(%a: bf16, %b: f32, %o: f32):
     %1 = arith.extf %a : bf16 to f32
     %2 = arith.subf %1, %b : f32
     %3 = math.exp %2 : f32
     linalg.yield %3 : f32
-  } -> tensor<512x1001xf32>
+  } -> tensor<512x9001xf32>
   %f = linalg.fill ins(%zero : f32) outs(%e : tensor<512xf32>) -> tensor<512xf32>
   %sum = linalg.generic {indexing_maps = [#id, #row], iterator_types = ["parallel", "reduction"]}
-      ins(%exp : tensor<512x1001xf32>) outs(%f : tensor<512xf32>) {
+      ins(%exp : tensor<512x9001xf32>) outs(%f : tensor<512xf32>) {
   ^bb0(%a: f32, %o: f32):
     %1 = arith.addf %a, %o : f32
     linalg.yield %1 : f32
   } -> tensor<512xf32>
   %r = linalg.generic {indexing_maps = [#id, #row, #id], iterator_types = ["parallel", "parallel"]}
-      ins(%exp, %sum : tensor<512x1001xf32>, tensor<512xf32>) outs(%w : tensor<512x1001xf32>) {
+      ins(%exp, %sum : tensor<512x9001xf32>, tensor<512xf32>) outs(%w : tensor<512x9001xf32>) {
   ^bb0(%a: f32, %b: f32, %o: f32):
     %1 = arith.divf %a, %b : f32
     linalg.yield %1 : f32
-  } -> tensor<512x1001xf32>
-  return %r : tensor<512x1001xf32>
+  } -> tensor<512x9001xf32>
+  return %r : tensor<512x9001xf32>
 }
 
 // -----
@@ -271,19 +271,19 @@ func.func @softmax(%x: tensor<512x1001xbf16>) -> tensor<512x1001xf32> {
 // What no kernel is written for stays, and so do rows that warps divide.
 
 #id = affine_map<(d0, d1) -> (d0, d1)>
-// CHECK: bwd.kernels = ["map along rows of 512 x 1001: IREE's code, it computes what kernels are not written for"]
+// CHECK: bwd.kernels = ["map along rows of 512 x 9001: IREE's code, it computes what kernels are not written for"]
 // CHECK-LABEL: func.func @other_rows(
 // CHECK-COUNT-2: linalg.generic
 // CHECK-NOT: flow.dispatch
-func.func @other_rows(%x: tensor<512x1001xf32>, %y: tensor<512x1024xf32>)
-    -> (tensor<512x1001xf32>, tensor<512x1024xf32>) {
-  %e = tensor.empty() : tensor<512x1001xf32>
+func.func @other_rows(%x: tensor<512x9001xf32>, %y: tensor<512x1024xf32>)
+    -> (tensor<512x9001xf32>, tensor<512x1024xf32>) {
+  %e = tensor.empty() : tensor<512x9001xf32>
   %r = linalg.generic {indexing_maps = [#id, #id], iterator_types = ["parallel", "parallel"]}
-      ins(%x : tensor<512x1001xf32>) outs(%e : tensor<512x1001xf32>) {
+      ins(%x : tensor<512x9001xf32>) outs(%e : tensor<512x9001xf32>) {
   ^bb0(%a: f32, %o: f32):
     %1 = math.erf %a : f32
     linalg.yield %1 : f32
-  } -> tensor<512x1001xf32>
+  } -> tensor<512x9001xf32>
   %f = tensor.empty() : tensor<512x1024xf32>
   %s = linalg.generic {indexing_maps = [#id, #id], iterator_types = ["parallel", "parallel"]}
       ins(%y : tensor<512x1024xf32>) outs(%f : tensor<512x1024xf32>) {
@@ -291,7 +291,7 @@ func.func @other_rows(%x: tensor<512x1001xf32>, %y: tensor<512x1024xf32>)
     %1 = math.exp %a : f32
     linalg.yield %1 : f32
   } -> tensor<512x1024xf32>
-  return %r, %s : tensor<512x1001xf32>, tensor<512x1024xf32>
+  return %r, %s : tensor<512x9001xf32>, tensor<512x1024xf32>
 }
 
 // -----
@@ -303,42 +303,42 @@ func.func @other_rows(%x: tensor<512x1001xf32>, %y: tensor<512x1024xf32>)
 #row = affine_map<(d0, d1) -> (d0, 0)>
 #column = affine_map<(d0, d1) -> (0, d1)>
 // CHECK-LABEL: func.func @hits(
-// CHECK-SAME: %[[X:.*]]: tensor<512x1001xf32>, %[[C:.*]]: tensor<1x1001xi32>, %[[T:.*]]: tensor<512x1xi32>, %[[N:.*]]: tensor<512x1001xf32>
+// CHECK-SAME: %[[X:.*]]: tensor<512x9001xf32>, %[[C:.*]]: tensor<1x9001xi32>, %[[T:.*]]: tensor<512x1xi32>, %[[N:.*]]: tensor<512x9001xf32>
 // CHECK: %[[ODD:.*]] = linalg.generic
 // CHECK: math.isnan
 // CHECK-NOT: linalg.generic
-// CHECK-DAG: "flow.dispatch"({{.*}}, %[[C]], %[[T]], %[[X]], {{.*}}@rows_map_{{.*}} -> tensor<512x1001xf32>
-// CHECK-DAG: "flow.dispatch"({{.*}}, %[[ODD]], %[[X]], {{.*}}@rows_map_{{.*}} -> tensor<512x1001xf32>
-func.func @hits(%x: tensor<512x1001xf32>, %c: tensor<1x1001xi32>, %t: tensor<512x1xi32>, %n: tensor<512x1001xf32>)
-    -> (tensor<512x1001xf32>, tensor<512x1001xf32>) {
+// CHECK-DAG: "flow.dispatch"({{.*}}, %[[C]], %[[T]], %[[X]], {{.*}}@rows_map_{{.*}} -> tensor<512x9001xf32>
+// CHECK-DAG: "flow.dispatch"({{.*}}, %[[ODD]], %[[X]], {{.*}}@rows_map_{{.*}} -> tensor<512x9001xf32>
+func.func @hits(%x: tensor<512x9001xf32>, %c: tensor<1x9001xi32>, %t: tensor<512x1xi32>, %n: tensor<512x9001xf32>)
+    -> (tensor<512x9001xf32>, tensor<512x9001xf32>) {
   %zero = arith.constant 0.0 : f32
-  %e = tensor.empty() : tensor<512x1001xf32>
-  %b = tensor.empty() : tensor<512x1001xi1>
+  %e = tensor.empty() : tensor<512x9001xf32>
+  %b = tensor.empty() : tensor<512x9001xi1>
   %hit = linalg.generic {indexing_maps = [#column, #row, #id], iterator_types = ["parallel", "parallel"]}
-      ins(%c, %t : tensor<1x1001xi32>, tensor<512x1xi32>) outs(%b : tensor<512x1001xi1>) {
+      ins(%c, %t : tensor<1x9001xi32>, tensor<512x1xi32>) outs(%b : tensor<512x9001xi1>) {
   ^bb0(%a: i32, %d: i32, %o: i1):
     %1 = arith.cmpi eq, %a, %d : i32
     linalg.yield %1 : i1
-  } -> tensor<512x1001xi1>
+  } -> tensor<512x9001xi1>
   %odd = linalg.generic {indexing_maps = [#id, #id], iterator_types = ["parallel", "parallel"]}
-      ins(%n : tensor<512x1001xf32>) outs(%b : tensor<512x1001xi1>) {
+      ins(%n : tensor<512x9001xf32>) outs(%b : tensor<512x9001xi1>) {
   ^bb0(%a: f32, %o: i1):
     %1 = math.isnan %a : f32
     linalg.yield %1 : i1
-  } -> tensor<512x1001xi1>
+  } -> tensor<512x9001xi1>
   %r = linalg.generic {indexing_maps = [#id, #id, #id], iterator_types = ["parallel", "parallel"]}
-      ins(%hit, %x : tensor<512x1001xi1>, tensor<512x1001xf32>) outs(%e : tensor<512x1001xf32>) {
+      ins(%hit, %x : tensor<512x9001xi1>, tensor<512x9001xf32>) outs(%e : tensor<512x9001xf32>) {
   ^bb0(%h: i1, %a: f32, %o: f32):
     %1 = arith.select %h, %a, %zero : f32
     linalg.yield %1 : f32
-  } -> tensor<512x1001xf32>
+  } -> tensor<512x9001xf32>
   %s = linalg.generic {indexing_maps = [#id, #id, #id], iterator_types = ["parallel", "parallel"]}
-      ins(%odd, %x : tensor<512x1001xi1>, tensor<512x1001xf32>) outs(%e : tensor<512x1001xf32>) {
+      ins(%odd, %x : tensor<512x9001xi1>, tensor<512x9001xf32>) outs(%e : tensor<512x9001xf32>) {
   ^bb0(%h: i1, %a: f32, %o: f32):
     %1 = arith.select %h, %a, %zero : f32
     linalg.yield %1 : f32
-  } -> tensor<512x1001xf32>
-  return %r, %s : tensor<512x1001xf32>, tensor<512x1001xf32>
+  } -> tensor<512x9001xf32>
+  return %r, %s : tensor<512x9001xf32>, tensor<512x9001xf32>
 }
 
 // -----
@@ -837,4 +837,36 @@ func.func @far(%a: tensor<4096x96xf32>, %b: tensor<4096x96xf32>, %c: tensor<4096
     linalg.yield %1 : f32
   } -> tensor<96xf32>
   return %sum, %other, %rest : tensor<96xf32>, tensor<4096x96xf32>, tensor<96xf32>
+}
+
+// -----
+
+// The gradient of a weight under autocast is rounded and widened again in the product's kernel.
+
+#id = affine_map<(d0, d1) -> (d0, d1)>
+// CHECK-LABEL: func.func @widened(
+// CHECK: %[[R:.*]] = "flow.dispatch"({{.*}}@product_tn_bf16_{{.*}}_rounded{{.*}} -> tensor<768x3072xf32>
+// CHECK-NEXT: return %[[R]]
+func.func @widened(%x: tensor<4096x768xbf16>, %g: tensor<4096x3072xbf16>) -> tensor<768x3072xf32> {
+  %zero = arith.constant 0.0 : f32
+  %t = tensor.empty() : tensor<768x4096xbf16>
+  %turned = linalg.transpose ins(%x : tensor<4096x768xbf16>) outs(%t : tensor<768x4096xbf16>) permutation = [1, 0]
+  %e = tensor.empty() : tensor<768x3072xf32>
+  %fill = linalg.fill ins(%zero : f32) outs(%e : tensor<768x3072xf32>) -> tensor<768x3072xf32>
+  %p = linalg.matmul ins(%turned, %g : tensor<768x4096xbf16>, tensor<4096x3072xbf16>)
+      outs(%fill : tensor<768x3072xf32>) -> tensor<768x3072xf32>
+  %n = tensor.empty() : tensor<768x3072xbf16>
+  %r = linalg.generic {indexing_maps = [#id, #id], iterator_types = ["parallel", "parallel"]}
+      ins(%p : tensor<768x3072xf32>) outs(%n : tensor<768x3072xbf16>) {
+  ^bb0(%a: f32, %o: bf16):
+    %1 = arith.truncf %a : f32 to bf16
+    linalg.yield %1 : bf16
+  } -> tensor<768x3072xbf16>
+  %w = linalg.generic {indexing_maps = [#id, #id], iterator_types = ["parallel", "parallel"]}
+      ins(%r : tensor<768x3072xbf16>) outs(%e : tensor<768x3072xf32>) {
+  ^bb0(%a: bf16, %o: f32):
+    %1 = arith.extf %a : bf16 to f32
+    linalg.yield %1 : f32
+  } -> tensor<768x3072xf32>
+  return %w : tensor<768x3072xf32>
 }
