@@ -87,7 +87,7 @@ def _rounds_product(cast: Node) -> bool:
 
 
 def _behind_factor(node: Node) -> Node:
-    """What a number is multiplied with, as ``addmm`` multiplies by its factors."""
+    """The node that a number is multiplied with, as ``addmm`` multiplies by its factors."""
     source = _behind_views(node)
     if source.target is aten.mul.Tensor and isinstance(source.args[0], Node) and not isinstance(source.args[1], Node):
         source = _behind_views(source.args[0])

@@ -92,7 +92,7 @@ def _can_be_written(op: ir.Operation, kind: Kind) -> bool:
 
 
 def find_value(op: ir.Operation, kind: Kind) -> ir.Value | None:
-    """What the body of an op gives, or adds up."""
+    """The value that the body of an op gives, or adds up."""
     if kind in ("map", "row"):
         (*_, end) = (view.operation for view in op.regions[0].blocks[0].operations)
         value: ir.Value = end.operands[0]
@@ -188,7 +188,7 @@ class Group:
     ready: float = -1.0
 
     def root(self, value: ir.Value) -> ir.Value:
-        """What a view in the group is of."""
+        """The value that a view in the group is of."""
         while (source := self.sources.get(value)) is not None and self.kinds.get(source) == "view":
             value = source.op.operands[0]
         return value
