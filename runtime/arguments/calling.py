@@ -34,8 +34,7 @@ class OtherAnswersError(OtherProgramError):
 
 
 class OtherStateError(OtherProgramError):
-    """An attribute that the model sets holds something else than when the program was compiled, or a module is in
-    another mode."""
+    """An attribute that the model sets holds something else than when the program was compiled."""
 
 
 class MissingGradientError(OtherProgramError):

@@ -63,7 +63,7 @@ CASES = (
     Case(2, 1, 1, 40, 70, 20, "padding", turned=True),
     Case(1, 2, 2, 35, 33, 16, "rows"),
     Case(1, 1, 1, 1, 1, 8, causal=True),
-    Case(2, 2, 1, 70, 75, 16, causal=True, dropout=0.3),
+    Case(1, 2, 1, 70, 75, 16, causal=True, dropout=0.3),
     Case(1, 2, 2, 35, 130, 20, "bias", turned=True, dropout=0.6, learned=True),
     Case(1, 2, 1, 70, 140, 16, "bias", causal=True, dropout=0.2, learned=True),
 )

@@ -116,6 +116,7 @@ def test_a_kernel_is_compiled_once(monkeypatch: pytest.MonkeyPatch, tmp_path: Pa
     assert compile_kernels([RANK], "sm_90") == {RANK: NO_PTX}
 
 
+@pytest.mark.long
 @needs_triton
 def test_iree_takes_the_kernels_with_the_module(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """The PTX is in the executable: nothing of Triton's is needed to run it."""

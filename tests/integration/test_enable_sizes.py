@@ -128,6 +128,7 @@ class Attention(nn.Module):
         return found
 
 
+@pytest.mark.long
 def test_batches_of_token_rows() -> None:
     def loss(model: Any, sizes: tuple[int, int]) -> torch.Tensor:
         ids = torch.randint(7, sizes)
@@ -153,6 +154,7 @@ class Written(nn.Module):
         return h
 
 
+@pytest.mark.long
 def test_views_that_are_written_to() -> None:
     """What is written to in place leaves views by sizes and strides in the backward, of open sizes here."""
 

@@ -377,6 +377,7 @@ class Writes(nn.Module):
         return viewed
 
 
+@pytest.mark.short_cases("off")
 @pytest.mark.parametrize("kernels", ["library", "off"])
 def test_islands_and_stages_are_kept(kernels: str, traces: list[Any]) -> None:
     model, x = Attention(), torch.randn(2, 64, 32, requires_grad=True)
