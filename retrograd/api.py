@@ -61,10 +61,10 @@ def compile_backward(
     """Compile the forward and backward of ``model`` for arguments like these.
 
     Args:
-        model: an ``nn.Module``, a bound method of one, or a function of tensors. Its mode (train or eval) is compiled
-            in. Where a number, text or other Python value that it reads from its attributes, its configuration,
-            globals or the environment is another one at a call, it is compiled once more, as it is where a tensor
-            requires grad that did not.
+        model: an ``nn.Module``, a bound method of one, or a function of tensors. Where its mode (train or eval), or a
+            number, text or other Python value that it reads from its attributes, its configuration, globals or the
+            environment, is another one at a call, it is compiled once more, as it is where a tensor requires grad that
+            did not.
         args: example positional arguments: tensors, containers of tensors, constants. They are not changed, and nothing
             runs.
         kwargs: example keyword arguments.

@@ -1,6 +1,7 @@
 # Part of the retrograd project, under the Apache License v2.0 with LLVM Exceptions.
 # SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
-"""Programs for other Python values, and for more tensors that require grad, than a model was first compiled with."""
+"""Programs for other Python values, other modes, and more tensors that require grad, than a model was first compiled
+with."""
 
 from __future__ import annotations
 
@@ -20,7 +21,7 @@ from retrograd.frontend.verification.errors import VerificationError
 from retrograd.parting import PartsFromEagerError
 from retrograd.pipelines.infra.diagnostics import PipelineError
 from retrograd.pipelines.infra.errors import CompileError
-from retrograd.runtime.arguments.calling import ArgumentError, OtherAnswersError, OtherProgramError
+from retrograd.runtime.arguments.calling import ArgumentError, OtherAnswersError, OtherProgramError, OtherStateError
 from retrograd.runtime.steps.compiled import CompiledBackward
 
 if TYPE_CHECKING:
@@ -142,7 +143,12 @@ class Specializations:
                     # Nothing ran. One for more tensors that require grad may be among the others.
                     continue
         other_answers = isinstance(refused, OtherAnswersError)
-        reason = str(refused) if other_answers else "more tensors that require grad"
+        reason = "more tensors that require grad"
+        if isinstance(refused, OtherStateError):
+            # Of which program it is what it is not, is for who calls that alone.
+            reason = str(refused).partition(";")[0]
+        elif other_answers:
+            reason = str(refused)
         reason = "; ".join(self.values.find_changed()) or self.parting or reason
         # Contents differ from call to call where they differ at all.
         limit = MOST_ANSWERS if other_answers else LIMIT

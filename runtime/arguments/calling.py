@@ -34,7 +34,8 @@ class OtherAnswersError(OtherProgramError):
 
 
 class OtherStateError(OtherProgramError):
-    """An attribute that the model sets holds something else than when the program was compiled."""
+    """An attribute that the model sets holds something else than when the program was compiled, or a module is in
+    another mode."""
 
 
 class MissingGradientError(OtherProgramError):

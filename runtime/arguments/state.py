@@ -107,8 +107,9 @@ class ModelState:
         """The tensors as they are now, in the program's order.
 
         Raises:
-            ArgumentError: no model was given, or it has changed in what the program was compiled for: its mode, its
-                modules, their hooks, or a tensor that is part of the program.
+            OtherStateError: its mode is another one.
+            ArgumentError: no model was given, or it has changed in what the program was compiled for: its modules,
+                their hooks, or a tensor that is part of the program.
         """
         if len(self._places) != len(self._names) - self._kept.count_taken or not self._kept.is_bound:
             raise ArgumentError(
@@ -125,7 +126,7 @@ class ModelState:
         for module, training in self._modules:
             if module.training is not training:
                 mode = "train" if training else "eval"
-                raise ArgumentError(
+                raise OtherStateError(
                     f"compiled in {mode} mode, and {type(module).__name__} no longer is; "
                     f"call .{mode}() or compile again"
                 )

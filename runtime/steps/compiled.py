@@ -131,8 +131,9 @@ class CompiledBackward:
 
     Arguments must have the shapes, dtypes and devices (and Python constants the values) that it was compiled for; sizes
     that were left open, any that fulfil its conditions.
-    Where a Python value that the model reads is another one now, or a tensor requires grad that did not, it is compiled
-    once more and both programs are kept: ``specializations`` has them, and is ``None`` for what was loaded.
+    Where a Python value that the model reads, or its mode, is another one now, or a tensor requires grad that did not,
+    it is compiled once more and both programs are kept: ``specializations`` has them, and is ``None`` for what was
+    loaded.
     Parameters and buffers are those of the model, read at each call; buffers are updated as eager does, and attributes
     set to the tensors that the model sets them to.
     """

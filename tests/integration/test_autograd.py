@@ -122,7 +122,7 @@ def test_transforms_are_refused(step: Step) -> None:
             step(dual)
         torch.testing.assert_close(step(x), step(x.detach()))
     # Its argument requires grad there, which is no reason to compile for that.
-    with pytest.raises(retrograd.ArgumentError, match="transform of torch.func"):
+    with pytest.raises(retrograd.ArgumentError, match=r"transform of torch.func"):
         torch.func.jacrev(step)(x.detach())
 
 

@@ -65,13 +65,20 @@ def test_wrong_constant() -> None:
 
 
 def test_changed_model() -> None:
-    model = nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4))
+    norm = nn.BatchNorm1d(4)
+    model = nn.Sequential(nn.Linear(4, 4), norm)
     x = torch.randn(3, 4)
     compiled = retrograd.compile_backward(model, (x,))
     model.eval()
-    with pytest.raises(retrograd.ArgumentError, match=r"compiled in train mode"):
-        compiled(x)
+    # Compiled once more, for validation; both are kept.
+    for _ in range(2):
+        torch.testing.assert_close(compiled(x), model(x))
     model.train()
+    assert norm.running_mean is not None
+    mean = norm.running_mean.clone()
+    compiled(x)
+    assert not torch.equal(norm.running_mean, mean)
+    assert compiled.explain().to_dict()["specializations"] == ["compiled in train mode, and Sequential no longer is"]
     model[0].weight = nn.Parameter(torch.randn(5, 4))
     with pytest.raises(retrograd.ArgumentError, match=r"0.weight: expected .*\(4, 4\).*found .*\(5, 4\)"):
         compiled(x)
