@@ -10,6 +10,7 @@ from dataclasses import dataclass, field, replace
 import torch
 
 from retrograd.active_scopes import is_enabled
+from retrograd.contract.moves import Mover
 from retrograd.contract.plan import RunStage, StagePlan, whole_plan
 from retrograd.contract.roles import INTO, SAVED
 from retrograd.contract.tensors import FunctionSpec
@@ -23,7 +24,7 @@ from retrograd.pipelines.stages.staged import Finished, StagedModule
 from retrograd.pipelines.toolchain.executable import Executable
 from retrograd.runtime.cuda.captured_calls import CapturedCall, CudaRecorder
 from retrograd.runtime.cuda.host_share import CudaClock, HostShare
-from retrograd.runtime.cuda.residual_moves import Mover, mover_of
+from retrograd.runtime.cuda.residual_moves import mover_of
 from retrograd.runtime.programs.executor import Program
 from retrograd.runtime.reports.peak import Half
 from retrograd.runtime.steps.compiled import Portable
@@ -80,7 +81,7 @@ class Build:
         plans = {**self.staged.plans, **moving_plans(self.staged)}
         return {name: Half(self.specs[name], plan, stages) for name, plan in plans.items()}
 
-    def mover(self) -> Mover | None:
+    def mover(self) -> Mover[torch.Tensor] | None:
         """The mover of the residuals that go to the host; None where none do."""
         return mover_of(self.program.torch_device) if moving_plans(self.staged) else None
 

@@ -51,10 +51,15 @@ def check_call(model: object, args: object, kwargs: object) -> None:
 def _check_state(model: torch.nn.Module) -> None:
     """Refuse parameters and buffers of other layouts: of some, PyTorch's own trace fails as if the model did."""
     for name, tensor in (*model.named_parameters(), *model.named_buffers()):
-        if tensor.is_nested:
-            raise CaptureError(f"{name} is a nested tensor", "keep a padded one, and a mask of what is padded")
-        if tensor.layout is not torch.strided:
-            raise LeftToEagerError(f"{name} is a tensor of layout {tensor.layout}", DENSE_REMEDY)
+        _check_layout(name, tensor, "keep", LeftToEagerError)
+
+
+def _check_layout(name: str, tensor: torch.Tensor, remedy: str, error: type[CaptureError]) -> None:
+    """Refuse a tensor that is not dense; a padded one is to be ``remedy``, kept or passed."""
+    if tensor.is_nested:
+        raise CaptureError(f"{name} is a nested tensor", f"{remedy} a padded one, and a mask of what is padded")
+    if tensor.layout is not torch.strided:
+        raise error(f"{name} is a tensor of layout {tensor.layout}", DENSE_REMEDY)
 
 
 def input_specs(args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[InputSpec, ...]:
@@ -82,11 +87,7 @@ def _check_leaf(name: str, leaf: Any) -> None:
     if isinstance(leaf, torch.Tensor):
         if type(leaf) not in (torch.Tensor, torch.nn.Parameter):
             raise CaptureError(f"{name} is a {type(leaf).__name__}, a subclass of Tensor", "pass a plain tensor")
-        if leaf.is_nested:
-            raise CaptureError(f"{name} is a nested tensor", "pass a padded one, and a mask of what is padded")
-        if leaf.layout is not torch.strided:
-            layout = str(leaf.layout).removeprefix("torch.")
-            raise CaptureError(f"{name} is a tensor of layout {layout}", DENSE_REMEDY)
+        _check_layout(name, leaf, "pass", CaptureError)
     elif isinstance(leaf, np.ndarray):
         raise CaptureError(f"{name} is a NumPy array, which would be a constant", "pass torch.from_numpy(...) of it")
     elif not isinstance(leaf, type) and _holds_tensor(leaf):

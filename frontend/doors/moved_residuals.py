@@ -11,34 +11,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor
 from torch._dynamo import compiled_autograd
 from torch._subclasses.fake_tensor import FakeTensor
 
+from retrograd.contract.moves import Mover
 from retrograd.frontend.doors.call_plan import Caller, Tensors
-
-
-class Transfer(Protocol):
-    """Copies that were started together."""
-
-    def finish(self) -> None:
-        """Have what is queued from here on wait until they are done."""
-
-
-class Mover(Protocol):
-    """Brings tensors back from the host."""
-
-    def fetch(self, tensors: Sequence[Tensor]) -> tuple[list[Tensor], Transfer]:
-        """Begin to copy tensors back."""
-
-    def is_host(self, tensor: Tensor) -> bool:
-        """Whether a tensor is one that is on the host."""
-
-    def is_free(self) -> bool:
-        """Whether nobody records what is queued, who would record the copies too."""
 
 
 @dataclass(frozen=True)
@@ -50,7 +31,7 @@ class Moves:
     """
 
     values: frozenset[str]
-    mover: Mover
+    mover: Mover[Tensor]
     may_move: Callable[[], bool]
     call: Callable[[Tensors], Tensors] | None
 

@@ -12,41 +12,15 @@ import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache
-from typing import Protocol
 
 import torch
 from torch import Tensor
 
 from retrograd.contract.device_rates import DeviceRates
+from retrograd.contract.moves import Mover, Transfer
 
 # Bytes that are copied to measure the link, rows of the matrices that are multiplied, and how often.
 _PROBE_BYTES, _PROBE_ROWS, _PROBES = 1 << 26, 2048, 3
-
-
-class Transfer(Protocol):
-    """Copies that were started together."""
-
-    def finish(self) -> None:
-        """Have what is queued from here on wait until they are done."""
-
-
-class Mover(Protocol):
-    """Copies tensors between a device and its host, beside what computes."""
-
-    def offload(self, tensors: Sequence[Tensor]) -> tuple[list[Tensor], Transfer]:
-        """Begin to copy tensors to the host; they are not to be let go of or written to before that is finished."""
-
-    def fetch(self, tensors: Sequence[Tensor]) -> tuple[list[Tensor], Transfer]:
-        """Begin to copy tensors back from the host; what is on the device is given as it is."""
-
-    def is_host(self, tensor: Tensor) -> bool:
-        """Whether a tensor is one that is on the host."""
-
-    def is_free(self) -> bool:
-        """Whether nobody records what is queued, who would record the copies too."""
-
-    def measure(self) -> DeviceRates:
-        """How fast the device and its link are, measured once, to two digits."""
 
 
 @dataclass(eq=False)
@@ -144,6 +118,6 @@ class CudaMover:
 
 
 @cache
-def mover_of(device: torch.device) -> Mover:
+def mover_of(device: torch.device) -> Mover[Tensor]:
     """The one mover of a CUDA device."""
     return CudaMover(device)

@@ -13,13 +13,13 @@ import torch
 from torch.autograd import forward_ad
 
 from retrograd.contract.manifest import Manifest
+from retrograd.contract.moves import Mover
 from retrograd.contract.roles import BACKWARD, FORWARD
 from retrograd.contract.tensors import FunctionSpec
 from retrograd.runtime.arguments.calling import ArgumentError, CallingConvention, OtherProgramError
 from retrograd.runtime.arguments.state import ModelState
 from retrograd.runtime.artifact import ArtifactError, write_artifact
 from retrograd.runtime.cuda.captured_calls import CapturedCall
-from retrograd.runtime.cuda.residual_moves import Mover
 from retrograd.runtime.programs.executor import Program
 from retrograd.runtime.reports.peak import Half, measure_peak
 from retrograd.runtime.reports.report import Report
@@ -123,7 +123,7 @@ class Parts:
     cut: Mapping[str, Half] = dataclasses.field(default_factory=dict)
     captured: Sequence[tuple[str, CapturedCall]] = ()
     answers: Sequence[str] = ()
-    mover: Mover | None = None
+    mover: Mover[torch.Tensor] | None = None
 
 
 class CompiledBackward:
@@ -310,7 +310,7 @@ class CompiledBackward:
         measured = self._peak if self._peak is not None else self.manifest.report["peak_bytes_measured"]
         return Report({**report, "peak_bytes_measured": measured})
 
-    def _describe_moves(self, mover: Mover) -> list[str]:
+    def _describe_moves(self, mover: Mover[torch.Tensor]) -> list[str]:
         """Says how long the copies of a step take, on a link whose speed is measured once."""
         size = self.manifest.report["offloaded_bytes"]
         rates = mover.measure()

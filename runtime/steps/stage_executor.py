@@ -16,6 +16,7 @@ from typing import Any, Protocol
 import torch
 
 from retrograd.contract.hooks import POST
+from retrograd.contract.moves import Mover, Transfer
 from retrograd.contract.plan import (
     AccumulateGrad,
     CallBackward,
@@ -38,7 +39,6 @@ from retrograd.contract.plan import (
     uses,
 )
 from retrograd.contract.tensors import FunctionSpec
-from retrograd.runtime.cuda.residual_moves import Mover, Transfer
 from retrograd.runtime.programs.errors import ExecutionError
 from retrograd.runtime.programs.executor import Argument, Program
 from retrograd.runtime.steps import collectives
@@ -94,7 +94,7 @@ class StageExecutor:
         program: Program,
         functions: Sequence[FunctionSpec],
         islands: Sequence[Island] = (),
-        mover: Mover | None = None,
+        mover: Mover[torch.Tensor] | None = None,
     ) -> None:
         self._mover = mover
         # The place of the copy that is under way of a value.

@@ -9,10 +9,10 @@ from dataclasses import dataclass, replace
 
 import torch
 
+from retrograd.contract.moves import Mover
 from retrograd.contract.plan import RunIsland, StagePlan, StartCollective, whole_plan
 from retrograd.contract.roles import BACKWARD, OUTPUT, SAVED
 from retrograd.contract.tensors import FunctionSpec
-from retrograd.runtime.cuda.residual_moves import Mover
 from retrograd.runtime.programs.executor import Program
 from retrograd.runtime.steps.bound_function import BoundFunction
 from retrograd.runtime.steps.islands import IslandTimes
@@ -31,7 +31,7 @@ class StepCalls:
     times: IslandTimes
 
     def call_of(
-        self, name: str, moving: StagePlan | None = None, mover: Mover | None = None
+        self, name: str, moving: StagePlan | None = None, mover: Mover[torch.Tensor] | None = None
     ) -> Callable[[Sequence[torch.Tensor]], Sequence[torch.Tensor]]:
         """Makes the callable of one function; by the plan ``moving``, with ``mover``, one that keeps residuals on the
         host."""

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from retrograd import built, options
 from retrograd.contract.device_rates import DeviceRates
-from retrograd.runtime.cuda.residual_moves import Transfer
+from retrograd.contract.moves import Transfer
 
 
 @dataclass(eq=False)

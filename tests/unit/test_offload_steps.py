@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from retrograd.contract.device_rates import DeviceRates
+from retrograd.contract.moves import Transfer
 from retrograd.contract.plan import (
     FinishFetch,
     FinishOffload,
@@ -34,7 +35,6 @@ from retrograd.pipelines.analysis.stages.offload_steps import (
     offload_results,
 )
 from retrograd.pipelines.stages.peaks import plan_peak
-from retrograd.runtime.cuda.residual_moves import Transfer
 from retrograd.runtime.programs.errors import ExecutionError
 from retrograd.runtime.steps.stage_executor import StageExecutor
 
