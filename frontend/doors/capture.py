@@ -39,7 +39,7 @@ from retrograd.frontend.doors.lasting_state import lasting_state
 from retrograd.frontend.doors.outputs import output_specs
 from retrograd.frontend.doors.reached_inputs import tangents_of_gradients
 from retrograd.frontend.doors.signature import dtype_name, dump_tree, type_of
-from retrograd.frontend.hooks.module_backward_hooks import hooks_as_ops, refuse_other_backward_hooks
+from retrograd.frontend.hooks.called_hooks import hooks_as_ops, refuse_other_backward_hooks
 from retrograd.frontend.hooks.pack_hooks import find_open_pair
 from retrograd.frontend.preparation.index_bounds import find_index_bounds
 from retrograd.frontend.preparation.prepare import Traced, prepare_copied
@@ -164,6 +164,7 @@ def _capture(
         stack.close()
         return _capture(*given, says_compiling=says_compiling, counts=counts, choice=found.choice, requiring=requiring)
     flat.note_backward()
+    flat.leave_to_hooks()
     kept = _take_out_kept(flat)
     if kept is not None:
         raise kept
@@ -209,7 +210,7 @@ def _trace(stack: contextlib.ExitStack, flat: FlatModule, tensors: tuple[torch.T
             fx_traceback.preserve_node_meta(),
             AskedArguments(),
             portable_ops(),
-            hooks_as_ops(flat.model),
+            hooks_as_ops(flat.model, flat.hook_calls),
             tagged_checkpoints(partial(noting_set, flat.model, flat.kept.set_in_blocks)),
             without_stacks_of_fakes(),
             lasting_state(flat, lambda: flat.backward.is_watching),

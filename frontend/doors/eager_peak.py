@@ -20,7 +20,7 @@ from torch.utils._pytree import tree_leaves, tree_map_only
 
 from retrograd.frontend.doors.flat_module import FlatModule
 from retrograd.frontend.doors.outputs import hint
-from retrograd.frontend.hooks.module_backward_hooks import hooks_as_ops
+from retrograd.frontend.hooks.called_hooks import HookCalls, hooks_as_ops
 from retrograd.frontend.python.side_effects import restored
 
 _LOG = logging.getLogger(__name__)
@@ -87,7 +87,11 @@ def eager_peak_of_model(flat: FlatModule) -> int | None:
     """The most bytes that one step of a traced model takes in eager beyond parameters, buffers, arguments and tangents:
     forward and backward of all outputs, with results, what autograd saves, and gradients. None where the model looks
     at contents of tensors, which there are none of."""
-    with FakeTensorMode(allow_non_fake_inputs=True) as mode, restored(flat.model), hooks_as_ops(flat.model):
+    with (
+        FakeTensorMode(allow_non_fake_inputs=True) as mode,
+        restored(flat.model),
+        hooks_as_ops(flat.model, HookCalls()),
+    ):
         fakes = _Fakes(mode)
         state = {name: fakes.like(t) for name, t in (*flat.named_parameters(), *flat.named_buffers())}
 

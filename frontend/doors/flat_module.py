@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 import contextlib
+import re
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
@@ -26,13 +27,14 @@ from retrograd.frontend.doors.kept_state import (
 )
 from retrograd.frontend.doors.reached_inputs import Reached, find_reached
 from retrograd.frontend.doors.unregistered_objects import take_apart
+from retrograd.frontend.hooks.called_hooks import HookCalls
 from retrograd.frontend.hooks.pack_hooks import HookTracker
 from retrograd.frontend.python.argument_answers import Answer, Answers, ToldOfArgument, answering
 from retrograd.frontend.python.drawn_arrays import without_arrays
 from retrograd.frontend.python.holders import MadeTensors
 from retrograd.frontend.python.kept_attributes import contained, is_read_again
 from retrograd.frontend.python.python_calls_seen import BackwardWatch, PythonSeen, run_watched
-from retrograd.frontend.python.python_functions import is_programs, may_write
+from retrograd.frontend.python.python_functions import is_programs, may_write, names_but_of, names_in
 from retrograd.frontend.python.python_places import Place, PythonValues
 from retrograd.frontend.python.python_tables import ABSENT, told_of
 from retrograd.frontend.python.python_values import find_generators, find_values
@@ -68,6 +70,8 @@ class FlatModule(torch.nn.Module):
         # Whether Python of it runs in the backward (hooks on autograd's graph, custom functions), and which.
         self.hooks_graph = False
         self.backward = BackwardWatch()
+        # Hooks that the program calls.
+        self.hook_calls = HookCalls()
         # What the model ran when it was traced first, and the attributes that it sets.
         self._ran: tuple[PythonSeen, set[tuple[int, str]]] | None = None
         owner = getattr(model, "__self__", None)
@@ -234,6 +238,17 @@ class FlatModule(torch.nn.Module):
         known = {(id(place.table), place.name) for place in before.places}
         now = find_values(self.called, modules, replace(seen, codes=seen.codes | codes), changed)
         self.python = self.python.with_more([p for p in now.places if (id(p.table), p.name) not in known])
+
+    def leave_to_hooks(self) -> None:
+        """Go by nothing that hooks alone read, which are called, and may write there."""
+        if self.python is None or self._ran is None:
+            return
+        called = self.hook_calls.codes()
+        others = {name for code in self._ran[0].codes for name in names_but_of(code, called)}
+        of_hooks = {name for code in called for name in names_in(code)} - others
+        self.python = self.python.without(
+            [place for place in self.python.places if not of_hooks.isdisjoint(re.split(r"[.\[]", place.path))]
+        )
 
     def _guard_first_set(self, call: Callable[[], Any], tensors: Sequence[torch.Tensor]) -> None:
         """Where the model goes by what its attributes are set to for the first time, go by them."""

@@ -18,7 +18,7 @@ from torch._functorch._aot_autograd.descriptors import TangentAOTInput
 from torch.fx import GraphModule, Node
 
 from retrograd.frontend.complex_numbers.split import is_border
-from retrograd.frontend.hooks.module_backward_hooks import CALL_MODULE_HOOKS
+from retrograd.frontend.hooks.called_hooks import CALL_HOOKS
 from retrograd.frontend.layers.biased_attention import BIASED_ATTENTION, BIASED_ATTENTION_BACKWARD
 from retrograd.frontend.layers.ctc_loss import CTC_LOSS, CTC_LOSS_BACKWARD
 from retrograd.frontend.layers.cudnn_layers import CUDNN_LAYERS
@@ -35,7 +35,7 @@ _FLOATS = (torch.float64, torch.float32, torch.float16, torch.bfloat16, torch.fl
 _COMPILED = (*_FLOATS, torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8, torch.bool)
 # Ops that torch runs where they are still in a graph, each an aten packet's or one of this project's.
 _LEFT = (
-    CALL_MODULE_HOOKS,
+    CALL_HOOKS,
     *(CTC_LOSS, CTC_LOSS_BACKWARD, LSTM_LAYER, LSTM_LAYER_BACKWARD, *CUDNN_LAYERS),
     *(BIASED_ATTENTION, BIASED_ATTENTION_BACKWARD),
     *(
@@ -69,8 +69,8 @@ _PARTS = (aten.slice.Tensor, aten.permute.default)
 _SUMS = (aten.add.Tensor,)
 _MOST_BETWEEN = 1 << 18
 _WHY_WHOLE = {ROUNDING: "whole numbers hang on its rounding", CHOICE: "it chooses among equal values, as eager does"}
-_NAME_OF_HOOKS = str(CALL_MODULE_HOOKS).removesuffix(".default")
-_HOOKS = "a module's backward hooks are called in Python"
+_NAME_OF_HOOKS = str(CALL_HOOKS).removesuffix(".default")
+_HOOKS = "hooks are called in Python"
 REMEDY = "leave fallback='island', or compute this outside of the compiled function"
 """What to do about an op that is not compiled where none may run in torch."""
 
@@ -120,7 +120,7 @@ def find_uncompiled(graph_module: GraphModule, kinds: Collection[str] = ()) -> d
             reasons[node.name] = f"it computes with {name}, which executables do not have"
         elif "cpu" in kinds and node.target in _NAMED_IN_F64 and node.meta["val"].dtype is torch.float64:
             reasons[node.name] = "IREE's code for a CPU has no such function of float64"
-        elif node.target is CALL_MODULE_HOOKS:
+        elif node.target is CALL_HOOKS:
             reasons[node.name] = _HOOKS
         elif is_random(node):
             reasons[node.name] = "it draws random numbers in torch's own way"

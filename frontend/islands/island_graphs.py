@@ -17,6 +17,7 @@ from torch.fx import Graph, GraphModule, Node
 
 from retrograd.contract.sizes import Size
 from retrograd.frontend.doors.deferred_code import make_graph_module
+from retrograd.frontend.hooks.called_hooks import HOOK_CALLS, hook_calls
 from retrograd.frontend.hooks.pack_hooks import PACKED_AS
 from retrograd.frontend.islands.island_choice import Island, is_random
 from retrograd.frontend.layers.own_ops import define_op
@@ -150,7 +151,10 @@ def _extract(graph_module: GraphModule, group: Sequence[Node]) -> IslandProgram:
     graph.output(tuple(copies[n] for n in given))
     names = find_names(graph_module.graph)
     layouts = tuple(_layout(n.meta["val"], names) for n in taken)
-    return IslandProgram(make_graph_module(graph_module, graph), tuple(n.meta[SIZE] for n in sizes), layouts)
+    module = make_graph_module(graph_module, graph)
+    # It has the hooks that it calls.
+    module.meta[HOOK_CALLS] = hook_calls(group)
+    return IslandProgram(module, tuple(n.meta[SIZE] for n in sizes), layouts)
 
 
 def _copy_number(graph: Graph, node: Node, copies: dict[Node, Node]) -> None:

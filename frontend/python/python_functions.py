@@ -7,7 +7,7 @@ from __future__ import annotations
 import dis
 import functools
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from types import CodeType, FunctionType, MethodType, ModuleType
 from typing import Any
 
@@ -57,6 +57,14 @@ def names_in(code: CodeType) -> Iterator[str]:
         for text in constant if isinstance(constant, tuple) else (constant,):
             if isinstance(text, str) and text.isidentifier():
                 yield text
+
+
+def names_but_of(code: CodeType, others: Collection[CodeType]) -> set[str]:
+    """The names in code, and in functions within it, but for these ``others``."""
+    if code in others:
+        return set()
+    inner = (part for part in code.co_consts if isinstance(part, CodeType))
+    return {*code.co_names}.union(*(names_but_of(part, others) for part in inner))
 
 
 @functools.cache

@@ -386,7 +386,7 @@ def test_gradients_of_what_is_returned(kind: Callable[[], Any], how: str) -> Non
 
 
 class Stores(Base):
-    """As Grad-CAM has the gradient of a layer."""
+    """Says of a hook that keeps a gradient that it is tensor code alone."""
 
     gradient: Tensor | None = None
 
@@ -395,7 +395,7 @@ class Stores(Base):
 
     def forward(self, x: Tensor) -> Tensor:
         h: Tensor = self.linear(x)
-        h.register_hook(self.store)
+        h.register_hook(retrograd.inlineable(self.store))
         return h.sin()
 
 

@@ -11,10 +11,10 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from retrograd.frontend.hooks import module_backward_hooks
-from retrograd.frontend.hooks.module_backward_hooks import (
-    CALL_MODULE_HOOKS,
-    HookCall,
+from retrograd.frontend.hooks import called_hooks
+from retrograd.frontend.hooks.called_hooks import (
+    CALL_HOOKS,
+    ModuleHooks,
     hooks_called_once,
     hooks_left_out,
 )
@@ -22,13 +22,13 @@ from retrograd.frontend.hooks.module_backward_hooks import (
 NUMBER = -1
 
 
-def put(monkeypatch: pytest.MonkeyPatch, hook: Any) -> nn.Module:
+def put(monkeypatch: pytest.MonkeyPatch, hook: Any) -> tuple[nn.Module, ModuleHooks]:
     """A module with a hook, of which call ``NUMBER`` has gradients of its second argument and of its result."""
     module = nn.Identity()
     key = module.register_full_backward_hook(hook).id
-    call = HookCall(weakref.ref(module), (), (key,), (False, True), (True,))
-    monkeypatch.setitem(module_backward_hooks._CALLS, NUMBER, call)
-    return module
+    call = ModuleHooks(weakref.ref(module), (), (key,), (False, True), (True,))
+    monkeypatch.setitem(called_hooks._CALLS, NUMBER, call)
+    return module, call
 
 
 def gradients() -> tuple[list[Tensor], list[Tensor]]:
@@ -36,7 +36,7 @@ def gradients() -> tuple[list[Tensor], list[Tensor]]:
 
 
 def call() -> Tensor:
-    token, gradient = CALL_MODULE_HOOKS(*gradients(), None, NUMBER)
+    token, gradient = CALL_HOOKS(*gradients(), None, NUMBER)
     assert (token.dtype, token.shape) == (torch.int8, (0,))
     assert isinstance(gradient, Tensor)
     return gradient
@@ -58,20 +58,20 @@ def write(_: nn.Module, inputs: tuple[Any, ...], outputs: tuple[Any, ...]) -> No
     ids=["leaves it", "changes it", "gives none", "gives another type", "writes to it"],
 )
 def test_what_a_hook_makes_of_a_gradient(monkeypatch: pytest.MonkeyPatch, hook: Any, expected: list[float]) -> None:
-    module = put(monkeypatch, hook)
+    module, kept = put(monkeypatch, hook)
     with torch.no_grad():
         found = call()
-    assert module is not None
+    assert kept.module() is module
     assert found.dtype == torch.float32
     assert found.tolist() == expected
 
 
 def test_a_hook_that_gives_something_else_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
-    module = put(monkeypatch, lambda module, inputs, outputs: (None,))
+    module, kept = put(monkeypatch, lambda module, inputs, outputs: (None,))
     with pytest.raises(RuntimeError, match="invalid number of grad_input, got 1, but expected 2"):
         call()
-    assert module is not None
-    module = put(monkeypatch, lambda module, inputs, outputs: (None, torch.ones(4)))
+    assert kept.module() is module
+    module, kept = put(monkeypatch, lambda module, inputs, outputs: (None, torch.ones(4)))
     with pytest.raises(RuntimeError, match=r"of shape \(4,\) in the place of one of shape \(3,\)"):
         call()
 
@@ -85,7 +85,8 @@ def test_one_call_of_several_runs(monkeypatch: pytest.MonkeyPatch) -> None:
         calls.append(inputs[1])
         return (None, inputs[1] * 2)
 
-    module = put(monkeypatch, double)
+    module, kept = put(monkeypatch, double)
+    assert kept.keys
     with hooks_called_once():
         assert [call().tolist() for _ in range(3)] == [[0.0, 2.0, 4.0]] * 3
     assert len(calls) == 1

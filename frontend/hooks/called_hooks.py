@@ -1,7 +1,7 @@
 # Part of the retrograd project, under the Apache License v2.0 with LLVM Exceptions.
 # SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
-"""Has the backward hooks of modules called by the graph that is traced: each call of a module that has some becomes an
-op of the backward, which runs in torch and calls them.
+"""Has hooks called by the graph that is traced: backward hooks of each call of a module, and hooks that a model puts on
+what it computes, unless these only compute. Each is an op of the backward, which runs in torch and calls them.
 
 The graph is traced once, and the hooks are called at each step, in the order in which eager calls them: each op takes a
 token from the one before. Hooks get tensors of their own, which they may keep.
@@ -13,32 +13,39 @@ import contextlib
 import itertools
 import threading
 import weakref
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass
-from typing import Any
+from types import CodeType
+from typing import Any, cast
 from unittest import mock
 
 import torch
 from torch import Tensor
 from torch.nn.modules import module as torch_module
+from torch.overrides import TorchFunctionMode
 from torch.utils.hooks import BackwardHook
 
+from retrograd.frontend.hooks.hook_effects import only_computes, tensors_behind
 from retrograd.frontend.layers.own_ops import define_op
-from retrograd.frontend.python.source_locations import CaptureError
+from retrograd.frontend.python.source_locations import CaptureError, place_of_caller
 
 # A gradient in each place of a module's arguments or results that has one, and else None.
 Gradients = tuple[Any, ...]
 _Given = dict[int, Gradients | None]
 
 # What hooks gave in a step that is run several times to be compared, by the number of their call.
-_GIVEN: ContextVar[_Given | None] = ContextVar("given by hooks of modules", default=None)
-_ARE_LEFT_OUT: ContextVar[bool] = ContextVar("whether hooks of modules are left out", default=False)
+_GIVEN: ContextVar[_Given | None] = ContextVar("given by hooks", default=None)
+_ARE_LEFT_OUT: ContextVar[bool] = ContextVar("whether hooks are left out", default=False)
 _NUMBERS = itertools.count()
+# What no trace makes.
+_REAL = (Tensor, torch.nn.Parameter)
+HOOK_CALLS = "retrograd_hook_calls"
+"""Among the metadata of a graph: the calls of hooks that it makes."""
 
 
 @dataclass(frozen=True)
-class HookCall:
+class ModuleHooks:
     """The hooks of one call of a module: those of its tables ``_backward_pre_hooks`` and ``_backward_hooks`` with these
     keys. ``inputs`` and ``outputs`` say which of its arguments and results have gradients."""
 
@@ -76,7 +83,21 @@ class HookCall:
         return None if changed is None else _taken(changed, self.outputs)
 
 
-_CALLS: dict[int, HookCall] = {}
+@dataclass(frozen=True)
+class TensorHook:
+    """A hook of a tensor that a model computes."""
+
+    hook: Callable[..., Any]
+
+    def run(self, returned: Sequence[Tensor], seen: Sequence[Tensor]) -> Gradients | None:
+        """Call the hook; gives what it makes of the gradient, or ``None`` where it leaves it as it is."""
+        found = self.hook(*returned)
+        return None if found is None else (found,)
+
+
+HookCall = ModuleHooks | TensorHook
+# Who has a graph has its calls too: a hook may hold the model.
+_CALLS: weakref.WeakValueDictionary[int, HookCall] = weakref.WeakValueDictionary()
 
 
 def _call(
@@ -147,7 +168,7 @@ def _fitting(gradient: Tensor | None, given: Tensor) -> Tensor:
         return torch.zeros_like(given)
     if gradient.shape != given.shape:
         raise RuntimeError(
-            f"a module's backward hook returned a gradient of shape {tuple(gradient.shape)} in the place of one of "
+            f"a hook returned a gradient of shape {tuple(gradient.shape)} in the place of one of "
             f"shape {tuple(given.shape)}"
         )
     return torch.empty_like(given).copy_(gradient.detach())
@@ -160,8 +181,8 @@ def _fake(returned: Sequence[Tensor], seen: Sequence[Tensor], token: Tensor | No
     ]
 
 
-CALL_MODULE_HOOKS = define_op(
-    "call_module_hooks(Tensor[] returned, Tensor[] seen, Tensor? token, int number) -> Tensor[]",
+CALL_HOOKS = define_op(
+    "call_hooks(Tensor[] returned, Tensor[] seen, Tensor? token, int number) -> Tensor[]",
     _run,
     _fake,
     # It is not run twice, nor worked out while compiling.
@@ -191,18 +212,45 @@ def hooks_left_out() -> Iterator[None]:
         _ARE_LEFT_OUT.reset(reset)
 
 
-def calls_module_hooks(graph: torch.fx.Graph) -> bool:
-    """Whether a graph calls backward hooks of modules."""
-    return bool(graph.find_nodes(op="call_function", target=CALL_MODULE_HOOKS))
+def calls_hooks(graph: torch.fx.Graph) -> bool:
+    """Whether a graph calls hooks."""
+    return bool(graph.find_nodes(op="call_function", target=CALL_HOOKS))
+
+
+def hook_calls(nodes: Iterable[torch.fx.Node]) -> list[HookCall]:
+    """The calls of hooks that ops make, for who keeps the ops to keep them."""
+    numbers = [node.args[3] for node in nodes if node.target is CALL_HOOKS]
+    return [call for number in numbers if (call := _CALLS.get(cast(int, number))) is not None]
 
 
 # -- In a trace -------------------------------------------------------------------------------------------------------
 
 
-class _Chain:
-    """The token of the last call in the backward that is being traced."""
+class HookCalls:
+    """The calls of hooks that a trace has, and the token of the last one in the backward that is being traced."""
 
-    token: Tensor | None = None
+    def __init__(self) -> None:
+        self.token: Tensor | None = None
+        self._calls: list[HookCall] = []
+
+    def begin(self) -> None:
+        """A forward begins, or goes on: no backward has been traced."""
+        self.token = None
+
+    def codes(self) -> set[CodeType]:
+        """The code of the hooks that tensors have."""
+        hooks = [call.hook for call in self._calls if isinstance(call, TensorHook)]
+        functions = [getattr(hook, "func", hook) for hook in hooks]
+        found = [getattr(getattr(function, "__func__", function), "__code__", None) for function in functions]
+        return {code for code in found if isinstance(code, CodeType)}
+
+    def record(self, call: HookCall, returned: Sequence[Tensor], seen: Sequence[Tensor]) -> list[Tensor]:
+        """Put a call into the trace; what it makes of ``returned``."""
+        number = next(_NUMBERS)
+        _CALLS[number] = call
+        self._calls.append(call)
+        self.token, *changed = CALL_HOOKS(returned, seen, self.token, number)
+        return changed
 
 
 class _TracedHook(BackwardHook):
@@ -212,12 +260,11 @@ class _TracedHook(BackwardHook):
     input_tensors_index: Any
 
     def __init__(
-        self, chain: _Chain, module: torch.nn.Module, pre_keys: tuple[int, ...], keys: tuple[int, ...]
+        self, calls: HookCalls, module: torch.nn.Module, pre_keys: tuple[int, ...], keys: tuple[int, ...]
     ) -> None:
         super().__init__(module, [self._take_inputs], [self._take_outputs])
-        self._chain, self._pre_keys, self._keys = chain, pre_keys, keys
-        # A forward begins a trace, or goes on with it: no backward has been traced.
-        chain.token = None
+        self._calls, self._pre_keys, self._keys = calls, pre_keys, keys
+        calls.begin()
 
     def _take_outputs(self, module: torch.nn.Module, outputs: Gradients) -> Gradients | None:
         keys = self._keys if self.input_tensors_index is None else ()
@@ -233,10 +280,7 @@ class _TracedHook(BackwardHook):
     def _record(
         self, keys: tuple[tuple[int, ...], tuple[int, ...]], inputs: Gradients, outputs: Gradients, *, in_outputs: bool
     ) -> Gradients:
-        number = next(_NUMBERS)
-        module = weakref.ref(self.module, lambda _: _CALLS.pop(number, None))
         present = [tuple(gradient is not None for gradient in gradients) for gradients in (inputs, outputs)]
-        _CALLS[number] = HookCall(module, *keys, *present)
         returned, seen = (outputs, ()) if in_outputs else (inputs, outputs)
         given = [gradient for gradient in returned if gradient is not None]
         if not given:
@@ -244,27 +288,56 @@ class _TracedHook(BackwardHook):
                 f"a {type(self.module).__name__} has a backward hook, and no gradient for it to take",
                 "take the hook off, or use retrograd.enable(), under which it is called as in eager",
             )
-        token, *changed = CALL_MODULE_HOOKS(given, [g for g in seen if g is not None], self._chain.token, number)
-        self._chain.token = token
+        call = ModuleHooks(weakref.ref(self.module), *keys, *present)
+        changed = self._calls.record(call, given, [g for g in seen if g is not None])
         return _placed(changed, present[in_outputs])
 
 
+class _TensorHooks(TorchFunctionMode):
+    """Has hooks that are put on tensors of a trace called by ops, unless they only compute."""
+
+    def __init__(self, calls: HookCalls) -> None:
+        super().__init__()
+        self._calls = calls
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Run a function of torch's, with another hook where it is to put one on a tensor."""
+        if func is Tensor.register_hook:
+            tensor, hook = args if len(args) == 2 else (*args, *(kwargs or {}).values())
+            return func(tensor, self._replaced(tensor, hook))
+        return func(*args, **(kwargs or {}))
+
+    def _replaced(self, tensor: Tensor, hook: Callable[..., Any]) -> Callable[..., Any]:
+        if type(tensor) in _REAL or only_computes(hook):
+            return hook
+        if any(type(other) not in _REAL for other in tensors_behind(hook)):
+            raise CaptureError(
+                f"a hook of a tensor does more than to compute, and goes by other tensors of the model's"
+                f"{place_of_caller()}",
+                "mark it with @retrograd.inlineable if it is tensor code alone, or use "
+                'torch.compile(model, backend="retrograd") or retrograd.enable(), under which it is called as in eager',
+            )
+        self._calls.begin()
+        call = TensorHook(hook)
+        return lambda gradient: self._calls.record(call, [gradient], [])[0]
+
+
 @contextlib.contextmanager
-def hooks_as_ops(model: torch.nn.Module | None) -> Iterator[None]:
-    """While this is open, backward hooks of modules that this thread calls are not called where a backward comes to
-    them: an op is that calls them. Hooks that the modules of ``model`` register while it is traced are part of what is
-    traced."""
+def hooks_as_ops(model: torch.nn.Module | None, calls: HookCalls) -> Iterator[None]:
+    """While this is open, this thread puts ops into a backward that call the backward hooks of modules, and hooks that
+    are put on tensors; ``calls`` are to be kept as long as it. Hooks that only compute are part of what is traced, as
+    are those that modules of ``model`` get while it is traced."""
     before = {} if model is None else {m: {*m._backward_pre_hooks, *m._backward_hooks} for m in model.modules()}
-    thread, chain = threading.get_ident(), _Chain()
+    thread = threading.get_ident()
 
     def make(module: torch.nn.Module, hooks: Sequence[Any], pre_hooks: Sequence[Any]) -> BackwardHook:
         pre_keys, keys = tuple(module._backward_pre_hooks), tuple(module._backward_hooks)
         is_own = module in before and not before[module].issuperset((*pre_keys, *keys))
         if threading.get_ident() != thread or is_own or (len(pre_keys), len(keys)) != (len(pre_hooks), len(hooks)):
             return BackwardHook(module, hooks, pre_hooks)
-        return _TracedHook(chain, module, pre_keys, keys)
+        return _TracedHook(calls, module, pre_keys, keys)
 
-    with mock.patch.object(torch_module, "BackwardHook", make):
+    with mock.patch.object(torch_module, "BackwardHook", make), _TensorHooks(calls):
         yield
 
 

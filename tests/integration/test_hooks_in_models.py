@@ -1,6 +1,6 @@
 # Part of the retrograd project, under the Apache License v2.0 with LLVM Exceptions.
 # SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
-"""Backward hooks of modules in programs that are compiled ahead of time: called at each step as eager calls them."""
+"""Hooks in programs that are compiled ahead of time: called at each step as eager calls them."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 import retrograd
+from retrograd.frontend.doors import capture
 from retrograd.runtime.artifact import ArtifactError
 
 Gradients = tuple[Tensor | None, ...]
@@ -123,8 +124,8 @@ def test_hooks_are_called_as_in_eager(model: Hooked, options: dict[str, Any]) ->
         assert_same(step(compiled, model, seed), step(eager, eager, seed))
         assert len(log) == len(right) == 8 * (seed + 1)
     same_log(log, right)
-    assert "a module's backward hooks are called in Python" in str(compiled.explain().to_dict())
-    with pytest.raises(ArtifactError, match="backward hooks"):
+    assert "hooks are called in Python" in str(compiled.explain().to_dict())
+    with pytest.raises(ArtifactError, match="hooks are called in Python"):
         compiled.save(Path("never.vmfb"))
 
 
@@ -190,3 +191,56 @@ def test_deprecated_hooks_are_refused(model: Hooked) -> None:
         model.last.register_backward_hook(lambda *_: None)
     with pytest.raises(retrograd.RetrogradError, match=r"(?s)'last'.*register_full_backward_hook"):
         retrograd.compile_backward(model, (torch.randn(4, 6), torch.ones(4, 8)))
+
+
+class Explained(nn.Module):
+    """Keeps gradients of activations, as those do who draw what a network looks at, and counts; one hook computes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Linear(6, 8), nn.Linear(8, 3)
+        self.calls, self.norms = 0, list[float]()
+        self.gradient: Tensor | None = None
+
+    def keep(self, gradient: Tensor) -> None:
+        self.gradient = gradient
+        self.calls += 1
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.first(x).tanh()
+        y.register_hook(lambda gradient: gradient * 2)
+        y.register_hook(self.keep)
+        z = self.second(y)
+        z.register_hook(lambda gradient: self.norms.append(gradient.norm().item()))
+        return z
+
+
+def test_hooks_that_a_model_puts_on_what_it_computes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those that do more than to compute are called, and what they leave is there; nothing is traced anew for it."""
+    torch.manual_seed(0)
+    model = Explained()
+    eager = copy.deepcopy(model)
+    compiled = retrograd.compile_backward(model, (torch.randn(4, 6),))
+    assert (model.calls, model.norms, model.gradient) == (0, [], None)
+    monkeypatch.delattr(capture, "_trace")
+    for seed in range(3):
+        x = torch.randn(4, 6, generator=torch.Generator().manual_seed(seed))
+        for call in (compiled, eager):
+            call(x).square().sum().backward()
+        assert model.calls == eager.calls == seed + 1
+        assert_same(*([m.gradient] if m.gradient is not None else [] for m in (model, eager)))
+    assert_same([torch.tensor(model.norms)], [torch.tensor(eager.norms)])
+    assert_same(*([p.grad for p in m.parameters() if p.grad is not None] for m in (model, eager)))
+
+
+def test_a_hook_that_goes_by_what_the_model_computed_is_refused() -> None:
+    """It would see tensors of the trace."""
+    seen: list[Tensor] = []
+
+    def model(x: Tensor) -> Tensor:
+        y = x.sin()
+        y.register_hook(lambda gradient: seen.append(gradient * y))
+        return y * 2
+
+    with pytest.raises(retrograd.CaptureError, match=r"(?s)goes by other tensors.*in model.*inlineable"):
+        retrograd.compile_backward(model, (torch.randn(3, requires_grad=True),))

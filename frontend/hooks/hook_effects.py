@@ -1,0 +1,137 @@
+# Part of the retrograd project, under the Apache License v2.0 with LLVM Exceptions.
+# SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+"""Tells hooks that compute from hooks that do more, by their code: a trace has what the first compute, and does not
+repeat what the others do besides."""
+
+from __future__ import annotations
+
+import builtins
+import collections
+import dis
+import logging
+import queue
+from collections.abc import Callable, Iterator
+from functools import partial
+from types import BuiltinFunctionType, CodeType, FunctionType, MethodType, ModuleType
+from typing import Any
+
+import torch
+
+from retrograd.frontend.hooks.hook_marks import is_inlineable
+from retrograd.frontend.python.python_functions import cells_of
+from retrograd.frontend.python.source_locations import is_user_file
+
+# Functions that call functions are looked at as far as this.
+_DEEPEST = 4
+_PLAIN = (bool, int, float, complex, str, type(None), torch.dtype, torch.device, torch.Size, slice)
+_WRITES = ("STORE_GLOBAL", "STORE_NAME", "STORE_ATTR", "STORE_SUBSCR", "DELETE_", "IMPORT_", "YIELD_")
+_COMPUTING = frozenset(
+    (
+        *(abs, all, any, bool, divmod, enumerate, float, getattr, hasattr, int, isinstance, len, list, max, min, pow),
+        *(range, reversed, round, slice, sum, tuple, type, zip),
+    )
+)
+# Methods of tensors, and those of them that are also methods of what is written to.
+_OF_TENSORS = frozenset(dir(torch.Tensor)) | frozenset(dir(torch)) | frozenset(dir(torch.nn.functional))
+_OF_OTHERS = frozenset(
+    name
+    for kind in (list, set, dict, bytearray, collections.deque, collections.Counter, queue.Queue, logging.Logger)
+    for name in dir(kind)
+)
+# By these a tensor's contents become Python's.
+_TELLING = frozenset(("item", "tolist", "numpy", "save", "is_nonzero"))
+
+
+def only_computes(hook: Callable[..., Any]) -> bool:
+    """Whether all that a hook does is seen to be computing what it gives; so is what is marked as `inlineable`, and
+    functions of PyTorch's."""
+    return is_inlineable(hook) or _computes(hook, 0)
+
+
+def _computes(value: Any, depth: int) -> bool:
+    if depth > _DEEPEST:
+        return False
+    if isinstance(value, partial):
+        return _computes(value.func, depth) and all(map(_is_value, (*value.args, *value.keywords.values())))
+    if isinstance(value, BuiltinFunctionType | type):
+        return _is_torchs(value) or value in _COMPUTING
+    owner = [value.__self__] if isinstance(value, MethodType) else []
+    function = value.__func__ if isinstance(value, MethodType) else value
+    if isinstance(function, torch._ops.OpOverload | torch._ops.OpOverloadPacket):
+        return True
+    if not isinstance(function, FunctionType):
+        return _is_torchs(value)
+    if not is_user_file(function.__code__.co_filename):
+        return True
+    roots = [*owner, *_read(function), *(function.__defaults__ or ()), *(function.__kwdefaults__ or {}).values()]
+    functions = [root for root in roots if callable(root) and not isinstance(root, torch.nn.Module | torch.Tensor)]
+    others = [root for root in roots if not (_is_value(root) or _is_torchs(root) or any(root is f for f in functions))]
+
+    def is_tensors(name: str) -> bool:
+        if name in _TELLING or name not in _OF_TENSORS:
+            return False
+        return not others or not (name in _OF_OTHERS or any(hasattr(other, name) for other in others))
+
+    return _is_pure(function.__code__, is_tensors) and all(_computes(f, depth + 1) for f in functions if f is not value)
+
+
+def _read(function: FunctionType) -> Iterator[Any]:
+    """List what code reads from globals, builtins and its closure."""
+    yield from cells_of(function).values()
+    for name in _global_names(function.__code__):
+        yield function.__globals__.get(name, getattr(builtins, name, None))
+
+
+def _global_names(code: CodeType) -> set[str]:
+    read = {i.argval for i in dis.get_instructions(code) if i.opname in ("LOAD_GLOBAL", "LOAD_NAME")}
+    return read.union(*(_global_names(part) for part in code.co_consts if isinstance(part, CodeType)))
+
+
+def _is_pure(code: CodeType, is_tensors: Callable[[str], bool]) -> bool:
+    """Whether code writes to nothing but its own variables, and calls methods of tensors alone, by their names."""
+    for instruction in dis.get_instructions(code):
+        name = instruction.opname
+        if name.startswith(_WRITES) or (name == "STORE_DEREF" and instruction.argval in code.co_freevars):
+            return False
+        # From Python 3.12 on methods are loaded as attributes are, with "NULL|self + " before their name in the text.
+        is_method = name == "LOAD_METHOD" or (name == "LOAD_ATTR" and "NULL|self" in instruction.argrepr)
+        if is_method and not is_tensors(instruction.argval):
+            return False
+    return all(_is_pure(part, is_tensors) for part in code.co_consts if isinstance(part, CodeType))
+
+
+def _is_value(value: Any) -> bool:
+    if isinstance(value, tuple):
+        return all(map(_is_value, value))
+    return isinstance(value, (*_PLAIN, torch.Tensor))
+
+
+def _is_torchs(value: Any) -> bool:
+    name = value.__name__ if isinstance(value, ModuleType) else getattr(value, "__module__", None)
+    owner = getattr(value, "__self__", None)
+    if isinstance(value, BuiltinFunctionType) and owner is not None and not isinstance(owner, ModuleType):
+        return isinstance(owner, type) and _is_torchs(owner)
+    is_known = isinstance(name, str) and name.partition(".")[0] in ("torch", "math")
+    return is_known and not isinstance(value, torch.nn.Module)
+
+
+def tensors_behind(hook: Any) -> Iterator[torch.Tensor]:
+    """The tensors that a hook has by its closure, its defaults and arguments, and in containers there."""
+    waiting, seen = [hook], set()
+    while waiting:
+        value = waiting.pop()
+        if id(value) in seen:
+            continue
+        seen.add(id(value))
+        if isinstance(value, torch.Tensor):
+            yield value
+        elif isinstance(value, tuple | list | set | frozenset):
+            waiting.extend(value)
+        elif isinstance(value, dict):
+            waiting.extend(value.values())
+        elif isinstance(value, partial):
+            waiting.extend((value.func, value.args, value.keywords))
+        elif isinstance(value, MethodType):
+            waiting.append(value.__func__)
+        elif isinstance(value, FunctionType) and is_user_file(value.__code__.co_filename):
+            waiting.extend((*cells_of(value).values(), value.__defaults__, value.__kwdefaults__))
