@@ -39,8 +39,8 @@ from retrograd.frontend.doors.lasting_state import lasting_state
 from retrograd.frontend.doors.outputs import output_specs
 from retrograd.frontend.doors.reached_inputs import tangents_of_gradients
 from retrograd.frontend.doors.signature import dtype_name, dump_tree, type_of
-from retrograd.frontend.hooks.called_hooks import hooks_as_ops, refuse_other_backward_hooks
 from retrograd.frontend.hooks.pack_hooks import find_open_pair
+from retrograd.frontend.hooks.traced_hooks import hooks_as_ops, refuse_other_backward_hooks
 from retrograd.frontend.preparation.index_bounds import find_index_bounds
 from retrograd.frontend.preparation.prepare import Traced, prepare_copied
 from retrograd.frontend.python.argument_answers import AskedArguments

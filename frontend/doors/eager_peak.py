@@ -20,7 +20,8 @@ from torch.utils._pytree import tree_leaves, tree_map_only
 
 from retrograd.frontend.doors.flat_module import FlatModule
 from retrograd.frontend.doors.outputs import hint
-from retrograd.frontend.hooks.called_hooks import HookCalls, hooks_as_ops
+from retrograd.frontend.hooks.hook_calls import HookCalls
+from retrograd.frontend.hooks.traced_hooks import hooks_as_ops
 from retrograd.frontend.python.side_effects import restored
 
 _LOG = logging.getLogger(__name__)

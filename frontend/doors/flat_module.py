@@ -27,7 +27,7 @@ from retrograd.frontend.doors.kept_state import (
 )
 from retrograd.frontend.doors.reached_inputs import Reached, find_reached
 from retrograd.frontend.doors.unregistered_objects import take_apart
-from retrograd.frontend.hooks.called_hooks import HookCalls
+from retrograd.frontend.hooks.hook_calls import HookCalls
 from retrograd.frontend.hooks.pack_hooks import HookTracker
 from retrograd.frontend.python.argument_answers import Answer, Answers, ToldOfArgument, answering
 from retrograd.frontend.python.drawn_arrays import without_arrays

@@ -18,7 +18,7 @@ from torch._functorch._aot_autograd.descriptors import TangentAOTInput
 from torch.fx import GraphModule, Node
 
 from retrograd.frontend.complex_numbers.split import is_border
-from retrograd.frontend.hooks.called_hooks import CALL_HOOKS
+from retrograd.frontend.hooks.hook_calls import CALL_HOOKS
 from retrograd.frontend.layers.biased_attention import BIASED_ATTENTION, BIASED_ATTENTION_BACKWARD
 from retrograd.frontend.layers.ctc_loss import CTC_LOSS, CTC_LOSS_BACKWARD
 from retrograd.frontend.layers.cudnn_layers import CUDNN_LAYERS

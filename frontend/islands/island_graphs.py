@@ -17,7 +17,7 @@ from torch.fx import Graph, GraphModule, Node
 
 from retrograd.contract.sizes import Size
 from retrograd.frontend.doors.deferred_code import make_graph_module
-from retrograd.frontend.hooks.called_hooks import HOOK_CALLS, hook_calls
+from retrograd.frontend.hooks.hook_calls import HOOK_CALLS, hook_calls
 from retrograd.frontend.hooks.pack_hooks import PACKED_AS
 from retrograd.frontend.islands.island_choice import Island, is_random
 from retrograd.frontend.layers.own_ops import define_op

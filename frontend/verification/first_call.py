@@ -26,7 +26,7 @@ from torch.utils._pytree import arg_tree_leaves
 
 from retrograd.frontend.doors.deferred_code import make_graph_module, recompile_when_called
 from retrograd.frontend.doors.outputs import hint
-from retrograd.frontend.hooks.called_hooks import calls_hooks, hooks_called_once
+from retrograd.frontend.hooks.hook_calls import calls_hooks, hooks_called_once
 from retrograd.frontend.layers.random_ops import UNIFORM, draw_seed, find_seed
 from retrograd.frontend.libraries.run_as import RUN_AS
 from retrograd.frontend.preparation.empty_tensors import gives_unwritten, leaves_unwritten

@@ -12,7 +12,7 @@ from torch._functorch._aot_autograd.descriptors import GradAOTOutput
 
 from retrograd.contract.signature import CONSTANT
 from retrograd.frontend.doors.capture import CapturedGraph
-from retrograd.frontend.hooks.called_hooks import hooks_left_out
+from retrograd.frontend.hooks.hook_calls import hooks_left_out
 from retrograd.frontend.verification.errors import VerificationError
 from retrograd.frontend.verification.rounding import find_tolerances
 

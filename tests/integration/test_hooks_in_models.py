@@ -210,7 +210,7 @@ class Explained(nn.Module):
         y = self.first(x).tanh()
         y.register_hook(lambda gradient: gradient * 2)
         y.register_hook(self.keep)
-        z = self.second(y)
+        z: Tensor = self.second(y)
         z.register_hook(lambda gradient: self.norms.append(gradient.norm().item()))
         return z
 

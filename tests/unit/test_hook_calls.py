@@ -11,8 +11,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from retrograd.frontend.hooks import called_hooks
-from retrograd.frontend.hooks.called_hooks import (
+from retrograd.frontend.hooks import hook_calls
+from retrograd.frontend.hooks.hook_calls import (
     CALL_HOOKS,
     ModuleHooks,
     hooks_called_once,
@@ -27,7 +27,7 @@ def put(monkeypatch: pytest.MonkeyPatch, hook: Any) -> tuple[nn.Module, ModuleHo
     module = nn.Identity()
     key = module.register_full_backward_hook(hook).id
     call = ModuleHooks(weakref.ref(module), (), (key,), (False, True), (True,))
-    monkeypatch.setitem(called_hooks._CALLS, NUMBER, call)
+    monkeypatch.setitem(hook_calls._CALLS, NUMBER, call)
     return module, call
 
 
