@@ -16,11 +16,8 @@ from functools import partial
 from typing import Any
 
 import torch
-from torch._functorch._aot_autograd.descriptors import GradAOTOutput
-from torch._functorch._aot_autograd.schemas import ViewAndMutationMeta
 from torch._functorch.aot_autograd import JointWithDescriptors, aot_export_joint_with_descriptors
 from torch._subclasses.fake_tensor import FakeTensorMode
-from torch.fx import Graph, Node
 from torch.fx import traceback as fx_traceback
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
 from torch.utils import _pytree as pytree
@@ -31,12 +28,20 @@ from retrograd.frontend.complex_numbers.split import CONSTANTS
 from retrograd.frontend.decompositions.convolutions.windows import refusing_written_windows
 from retrograd.frontend.decompositions.table import tracing_table
 from retrograd.frontend.doors.arguments import check_call, input_specs
+from retrograd.frontend.doors.capture_checks import (
+    check_differentiable,
+    check_gradients,
+    check_memory_of_state,
+    check_requiring,
+    check_writes,
+)
 from retrograd.frontend.doors.captured_graph import Captured
 from retrograd.frontend.doors.checkpoints import tagged_checkpoints
 from retrograd.frontend.doors.flat_module import TENSOR, FlatModule, state_name
 from retrograd.frontend.doors.kept_state import NOTHING_KEPT, Choice, OtherChoiceError
 from retrograd.frontend.doors.lasting_state import lasting_state
 from retrograd.frontend.doors.outputs import output_specs
+from retrograd.frontend.doors.partial_writes import find_partly_written
 from retrograd.frontend.doors.reached_inputs import tangents_of_gradients
 from retrograd.frontend.doors.signature import dtype_name, dump_tree, type_of
 from retrograd.frontend.hooks.pack_hooks import find_open_pair
@@ -47,14 +52,11 @@ from retrograd.frontend.python.argument_answers import AskedArguments
 from retrograd.frontend.python.kept_attributes import noting_set
 from retrograd.frontend.python.side_effects import refuse_hooks_of_all_modules
 from retrograd.frontend.python.source_locations import (
-    TO_MODULE,
     CaptureError,
     ModelError,
-    capture_error,
-    is_about_contents,
-    shared_memory_error,
     without_stacks_of_fakes,
 )
+from retrograd.frontend.python.trace_errors import capture_error, is_about_contents
 from retrograd.frontend.sizes.dynamic_shapes import DynamicShapes, OpenSizes, size_oblivious
 from retrograd.frontend.sizes.size_expressions import to_shape
 from retrograd.frontend.traceable.fake_modes import forget_tensors
@@ -145,8 +147,8 @@ def _capture(
     flat.examples, flat.counts = tensors, counts
     inputs = input_specs(*pytree.tree_unflatten(leaves, in_spec))
     flat.constants = {i.name: leaf for i, leaf in zip(inputs, leaves, strict=True) if i.type is None}
-    _check_differentiable(flat, tensors)
-    _check_memory_of_state(flat.model)
+    check_differentiable(flat, tensors)
+    check_memory_of_state(flat.model)
     refuse_other_backward_hooks(flat.model)
     refuse_hooks_of_all_modules()
     names = [i.name for i in inputs if i.type is not None]
@@ -169,18 +171,18 @@ def _capture(
     if kept is not None:
         raise kept
     graph_module = joint.graph_module
-    _check_requiring(flat, [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)])
+    check_requiring(flat, [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)])
     other = _reconsider(flat, joint)
     if other is not None or flat.requiring or (flat.changes and not counts):
         stack.close()
         counts, choice, requiring = counts or bool(flat.changes), other or choice, {*requiring, *flat.requiring}
         return _capture(*given, says_compiling=says_compiling, counts=counts, choice=choice, requiring=requiring)
-    _check_gradients(graph_module)
+    check_gradients(graph_module)
     graph_module.meta.setdefault(CONSTANTS, []).extend(flat.read)
     sizes = OpenSizes() if shapes is None else shapes.find_sizes()
     copied = prepare_copied(Traced(graph_module, sizes.names, find_open_pair(), is_joint=True))
     metadata = joint._aot_state.fw_metadata
-    _check_writes(metadata, len(joint.params_spec) + len(joint.buffers_spec) + len(tensors))
+    check_writes(metadata, len(joint.params_spec) + len(joint.buffers_spec) + len(tensors))
     inputs = _open_inputs(inputs, tensors, sizes)
     signature = _signature(flat, joint, inputs, sizes)
     first = len(signature.primals) - len(tensors)
@@ -289,115 +291,8 @@ def _state_specs(names: Sequence[str], tensors: Mapping[str, torch.Tensor]) -> t
     return tuple(StateSpec(state_name(name), type_of(tensors[name])) for name in names)
 
 
-def _check_differentiable(flat: FlatModule, tensors: Sequence[torch.Tensor]) -> None:
-    if not torch.is_grad_enabled():
-        raise CaptureError(
-            "nothing to differentiate: gradients are off, by torch.no_grad() or torch.inference_mode()",
-            "compile outside of it; what is compiled runs there as well",
-        )
-    if not any(t.requires_grad for t in (*flat.parameters(), *tensors)):
-        if flat.model is None:
-            raise CaptureError(
-                "nothing to differentiate: no argument of the function requires grad, and parameters of modules it "
-                "uses are not its own",
-                f"{TO_MODULE}, or give it an argument that requires grad",
-            )
-        raise CaptureError(
-            "nothing to differentiate: no parameter and no argument requires grad",
-            "call requires_grad_() on a parameter or an argument, or use the model without compile_backward",
-        )
-
-
-def _check_memory_of_state(model: torch.nn.Module | None) -> None:
-    """Refuse parameters and buffers on "meta", which a call could hand over no more than eager could compute with."""
-    for name, tensor in [] if model is None else [*model.named_parameters(), *model.named_buffers()]:
-        if tensor.is_meta:
-            raise CaptureError(
-                f"{name} is on the meta device, without values",
-                "give it values, by to_empty() and its initialization; a module that functional_call() is given with "
-                "other tensors is to be no part of the model: keep it in a tuple, (module,)",
-            )
-
-
-def _check_requiring(flat: FlatModule, tensors: Sequence[torch.Tensor]) -> None:
-    """Refuse an argument that the model has require grad and that is given a second time."""
-    given = [*tensors, *flat.parameters(), *flat.buffers()]
-    for number in flat.requiring:
-        if sum(other is tensors[number] for other in given) > 1:
-            raise CaptureError(
-                "the model has an argument require grad that is given to it a second time, as another argument or a "
-                "buffer",
-                "give a clone() of it",
-            )
-
-
-def _check_gradients(graph_module: torch.fx.GraphModule) -> None:
-    (output,) = graph_module.graph.find_nodes(op="output")
-    if not any(isinstance(desc, GradAOTOutput) for desc in output.meta["desc"]):
-        raise CaptureError(
-            "nothing to differentiate: no output depends on what requires grad, other than as a view of an argument",
-            "return what is computed from a parameter or an argument that requires grad, not detached",
-        )
-    (results,) = output.args
-    if all(r is None for r, desc in zip(results, output.meta["desc"], strict=True) if isinstance(desc, GradAOTOutput)):
-        raise CaptureError(
-            "nothing to differentiate: autograd's gradient of all that requires grad is None",
-            "use the model without compile_backward, or return something else besides that has a gradient",
-        )
-
-
-def _check_writes(metadata: ViewAndMutationMeta, primals: int) -> None:
-    """Refuse writes to arguments that change more than the values in them."""
-    if len(metadata.input_info) != primals:
-        raise shared_memory_error()
-    if any(info.mutates_metadata or info.mutates_storage_metadata for info in metadata.input_info):
-        raise CaptureError(
-            "the model changes the shape, strides or storage of an argument, parameter or buffer",
-            "work on a view instead: x = x.unsqueeze(0), not x.unsqueeze_(0)",
-        )
-
-
 def find_constants(graph_module: torch.fx.GraphModule) -> list[torch.Tensor]:
     """Tensors that a graph reads and that are neither parameters, buffers nor arguments: the user's own, not copies."""
     values = [getattr(graph_module, str(node.target)) for node in graph_module.graph.find_nodes(op="get_attr")]
     values += graph_module.meta.get(CONSTANTS, [])
     return list({id(v): v for v in values if isinstance(v, torch.Tensor)}.values())
-
-
-# -- Arguments that are written in part -------------------------------------------------------------------------------
-
-# Arguments of which a model overwrites a part. Where an argument's elements are one in memory, as those of
-# ``x.expand(3, 4)`` are, eager sees a write to one of its rows in all of them. A traced graph has tensors with no
-# memory, and sees it in one.
-
-
-aten = torch.ops.aten
-
-# What functionalization makes of a write to a view.
-_WRITES = {
-    aten.select_scatter,
-    aten.slice_scatter,
-    aten.diagonal_scatter,
-    aten.as_strided_scatter,
-    aten.unfold_backward,
-}
-
-
-def find_partly_written(graph: Graph, mutated: Sequence[int]) -> tuple[int, ...]:
-    """Those of the arguments ``mutated`` of a traced graph, by number, whose values a write to a part may go into."""
-    placeholders = graph.find_nodes(op="placeholder")
-    return tuple(number for number in mutated if _meets_write(placeholders[number]))
-
-
-def _meets_write(argument: Node) -> bool:
-    seen, waiting = {argument}, [argument]
-    while waiting:
-        for user in waiting.pop().users:
-            # The op that was decomposed, if any was.
-            op = user.meta.get("original_aten") or user.target
-            if getattr(op, "overloadpacket", None) in _WRITES:
-                return True
-            if user not in seen:
-                seen.add(user)
-                waiting.append(user)
-    return False

@@ -17,14 +17,8 @@ import torch
 from torch.fx import _symbolic_trace
 from torch.utils import _pytree as pytree
 
-from retrograd.frontend.doors.kept_state import (
-    HOLDER,
-    NOTHING_KEPT,
-    Choice,
-    KeptState,
-    refuse_returned_leaves,
-    user_name,
-)
+from retrograd.frontend.doors.kept_state import HOLDER, NOTHING_KEPT, Choice, KeptState, user_name
+from retrograd.frontend.doors.own_gradients import refuse_returned_leaves
 from retrograd.frontend.doors.reached_inputs import Reached, find_reached
 from retrograd.frontend.doors.unregistered_objects import take_apart
 from retrograd.frontend.hooks.hook_calls import HookCalls

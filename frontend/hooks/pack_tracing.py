@@ -21,7 +21,8 @@ from retrograd.frontend.doors.port_roles import RuntimeInput, describe_results
 from retrograd.frontend.hooks.pack_hooks import PACKED_AS, PACKED_BY, HookPair
 from retrograd.frontend.layers.random_ops import DRAW_SEED
 from retrograd.frontend.preparation.narrowing import Packer
-from retrograd.frontend.python.source_locations import CaptureError, capture_error
+from retrograd.frontend.python.source_locations import CaptureError
+from retrograd.frontend.python.trace_errors import capture_error
 
 _REMEDY = "take retrograd.inlineable off the hooks: they are then called in Python, on what the program saves"
 _READS_MORE = "they read a tensor other than what they are given"

@@ -9,14 +9,12 @@ import linecache
 import logging
 import re
 import sys
-import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import FrameType
 from typing import Any
 
 import torch
-from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx import traceback as fx_traceback
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import _disable_current_modes
@@ -24,15 +22,15 @@ from torch.utils._python_dispatch import _disable_current_modes
 from retrograd.contract.errors import RetrogradError
 
 _TORCH = str(Path(torch.__file__).parent)
-_NESTED = str(Path(torch.nested.__file__).parent)
-_LAYERS = str(Path(torch.nn.modules.__file__).parent)
+NESTED_FOLDER = str(Path(torch.nested.__file__).parent)
+LAYERS = str(Path(torch.nn.modules.__file__).parent)
 _OURS = str(Path(__file__).parents[1])
 # What calls the model: further out there is none of its code.
 _MODEL = str(Path(_OURS) / "doors" / "flat_module.py")
 # Modes that are active stand between the model's code and torch.
 _MODE = "__torch_function__"
 # Frames of these places are never the user's code.
-_NOT_USER = (_TORCH, _OURS, str(Path(__file__).parents[2] / "runtime"), str(Path(contextlib.__file__)))
+NOT_USER = (_TORCH, _OURS, str(Path(__file__).parents[2] / "runtime"), str(Path(contextlib.__file__)))
 
 
 _SET_DATA = torch.Tensor.data.__set__  # type: ignore[attr-defined]
@@ -134,7 +132,7 @@ class SourceTracker(TorchFunctionMode):
                 return func(*args, **(kwargs or {}))
         # It would be written to while it is traced.
         if args and isinstance(args[0], torch.Tensor) and is_plain_tensor(args[0]) and _writes(func):
-            raise _written_constant(_at(frame))
+            raise written_constant(_at(frame))
         if func in _ASKS or func in _NOT_TRACED:
             self._note_asked(func, args, kwargs, sys._getframe(1), line)
         if self._meet(func, leaves, lambda: _at(frame)):
@@ -174,9 +172,9 @@ def user_frame(frame: FrameType | None) -> FrameType | None:
     layer = None
     while frame is not None and (frame.f_code.co_name == _MODE or not frame.f_code.co_filename.startswith(_OURS)):
         name = frame.f_code.co_filename
-        if not name.startswith(_NOT_USER):
+        if not name.startswith(NOT_USER):
             return frame
-        layer = layer or (frame if name.startswith(_LAYERS) else None)
+        layer = layer or (frame if name.startswith(LAYERS) else None)
         frame = frame.f_back
     return layer
 
@@ -190,13 +188,13 @@ def _is_called_by_user(func: Any, frame: FrameType | None) -> bool:
 
 def is_user_file(filename: str) -> bool:
     """Whether a function of this file is none of torch's and none of ours."""
-    return not filename.startswith(_NOT_USER)
+    return not filename.startswith(NOT_USER)
 
 
 def place_of_caller() -> str:
     """``, at File "model.py", line 12, in forward`` for the user's code that called ours; empty where there is none."""
     frame: FrameType | None = sys._getframe(1)
-    while frame is not None and frame.f_code.co_filename.startswith(_NOT_USER):
+    while frame is not None and frame.f_code.co_filename.startswith(NOT_USER):
         if frame.f_code.co_filename == _MODEL:
             return ""
         frame = frame.f_back
@@ -209,47 +207,8 @@ def source_place(stack_trace: str | None) -> str:
     return f"{match[1]}:{match[2]}" if match else ""
 
 
-def capture_error(error: Exception) -> CaptureError:
-    """Translate what the tracer raised: the line of the user's code, what was met there and what to do."""
-    frames = traceback.extract_tb(error.__traceback__)
-    user = [f for f in frames if not f.filename.startswith(_NOT_USER)]
-    # Of a model made of torch's layers only, the layer's own line says more than none.
-    user = user or [f for f in frames if f.filename.startswith(_LAYERS) and f.name == "forward"]
-    where = (
-        f' at File "{user[-1].filename}", line {user[-1].lineno}, in {user[-1].name}\n    {user[-1].line}'
-        if user
-        else ""
-    )
-    kind = type(error).__name__
-    if any(f.filename.startswith(_NESTED) for f in frames):
-        return CaptureError(f"a nested tensor is made, which no graph holds{where}", f"{_NESTED_REMEDY}; {IN_PARTS}")
-    if kind in _DATA_DEPENDENT:
-        remedy = _REMEDIES.get(str(getattr(error, "func", "")), _DATA_DEPENDENT_REMEDY)
-        return CaptureError(f"data-dependent {_DATA_DEPENDENT[kind]}{where}", f"{remedy}; {IN_PARTS}")
-    first = _first_line(error)
-    if first.startswith(_LEAVES_TORCH):
-        return CaptureError(
-            f"a tensor's contents are handed to NumPy or another library, which no graph records{where}",
-            f"compute it outside of the model and pass the result as an argument; {IN_PARTS}",
-        )
-    if _WRITES_CONSTANT in first:
-        return _written_constant(where)
-    if first.startswith(_NO_LEAF):
-        return CaptureError(
-            f"the model has a tensor that requires grad require none, which no trace does{where}",
-            "do so before it is compiled, or use detach() of it: of a module's parameters, torch.func.functional_call("
-            "module, {name: p.detach() for name, p in module.named_parameters()}, args)",
-        )
-    op = _untraceable_op(error)
-    if op is not None:
-        return CaptureError(
-            f"PyTorch cannot trace {op}, whether or not it can run it: {kind}: {first}{where}",
-            "call the op outside of the model, or write what it computes in other ops",
-        )
-    return ModelError(f"{kind}: {first}{where}", "the model must run on these arguments in eager mode first")
-
-
-def _written_constant(where: str) -> CaptureError:
+def written_constant(where: str) -> CaptureError:
+    """The error for a write, at that place, to a tensor that the trace does not know."""
     return CaptureError(
         f"the model writes to a tensor that is neither a parameter, a buffer nor an argument{where}",
         'make it a buffer: self.register_buffer("name", tensor, persistent=False); or pass it as an argument',
@@ -262,43 +221,9 @@ def _writes(func: Any) -> bool:
     return _WRITES.fullmatch(name) is not None and name not in _WRITES_NONE
 
 
-def is_about_contents(error: Exception) -> bool:
-    """Whether the tracer raised it because the model asks for the contents of a tensor."""
-    return type(error).__name__ in _DATA_DEPENDENT or _first_line(error).startswith(_LEAVES_TORCH)
-
-
-def _first_line(error: Exception) -> str:
-    return (str(error).strip().splitlines() or [""])[0]
-
-
-def _untraceable_op(error: Exception) -> str | None:
-    """The op at which PyTorch's own kernel for fake tensors fails by its code, and not by a check of the arguments."""
-    if not isinstance(error, TypeError | AttributeError | AssertionError | NotImplementedError):
-        return None
-    frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
-    ops = [frame.f_locals.get("func") for frame in frames if frame.f_code is FakeTensorMode._dispatch_impl.__code__]
-    return str(ops[-1]) if ops else None
-
-
-# How PyTorch's error begins where requires_grad_(False) meets a tensor of a trace.
-_NO_LEAF = "you can only change requires_grad flags of leaf variables"
-# What PyTorch says where a tensor of a trace is written into one that is none.
-_WRITES_CONSTANT = "mutating a non-functional tensor with a functional tensor"
-# How PyTorch's errors begin where a tensor of a trace is asked for its memory.
-_LEAVES_TORCH = (".numpy() is not supported for tensor subclasses", "Cannot access data pointer of Tensor")
-_DATA_DEPENDENT = {
-    "DataDependentOutputException": "control flow or .item(): a Python value that depends on a tensor's contents",
-    "GuardOnDataDependentSymNode": "control flow: a branch that depends on a tensor's contents",
-    "DynamicOutputShapeException": "shape: the size of a result depends on a tensor's contents",
-}
 IN_PARTS = (
     'or use torch.compile(model, backend="retrograd"), which compiles what is before that line and what is after it '
     "(where it is in a loop, nothing of that function), or retrograd.enable(), which compiles the backward as it runs"
-)
-_NESTED_REMEDY = "pad what is shorter, and mask what was padded"
-_DATA_DEPENDENT_REMEDY = (
-    "use torch.where or masks instead, or compute the value outside the model and pass it as an argument; "
-    "in place of x[i] by an i of no axis, write x[i[None]][0]"
 )
 
 
@@ -311,19 +236,6 @@ def format_frame(frame: FrameType) -> str:
 
 def _at(frame: FrameType | None) -> str:
     return "" if frame is None else f", at {format_frame(frame)}"
-
-
-# What to do about single ops.
-_REMEDIES = {
-    "aten.bincount.default": "count with F.one_hot(x, n).sum(0), by a number n of classes",
-    "aten._unique2.default": "pass what unique() gives as an argument",
-    "aten.nonzero.default": "use torch.where on whole tensors, or pass the indices as an argument",
-    "aten.repeat_interleave.Tensor": "pass output_size=, the sum of the repeats, as a number",
-    "aten._local_scalar_dense.default": (
-        "use torch.where, or pass the value as an argument; in place of x[i] and x.narrow(0, i, n) by an i of no axis, "
-        "write x[i[None]][0] and x.index_select(0, i + torch.arange(n))"
-    ),
-}
 
 
 class LeftToEagerError(CaptureError):

@@ -47,7 +47,7 @@ OTHER_MEANINGS = {
     # Methods of the user's classes.
     ("frontend/autograd/engine/custom_functions.py", roles.FORWARD),
     ("frontend/autograd/engine/custom_functions.py", roles.BACKWARD),
-    ("frontend/python/source_locations.py", roles.FORWARD),
+    ("frontend/python/trace_errors.py", roles.FORWARD),
     ("frontend/python/python_search.py", roles.FORWARD),
 }
 

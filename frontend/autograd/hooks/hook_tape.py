@@ -24,7 +24,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from retrograd.contract.roles import SAVED
 from retrograd.frontend.decompositions.table import decomposition_table
 from retrograd.frontend.doors.port_roles import RuntimeInput, describe_results
-from retrograd.frontend.python.source_locations import READS, CaptureError, capture_error
+from retrograd.frontend.python.source_locations import READS, CaptureError
+from retrograd.frontend.python.trace_errors import capture_error
 from retrograd.frontend.traceable.portable_ops import portable_ops
 
 COLLECTIVE = "_c10d_functional"

@@ -37,7 +37,8 @@ from retrograd.frontend.decompositions.table import tracing_table
 from retrograd.frontend.doors.captured_graph import Captured
 from retrograd.frontend.doors.port_roles import RuntimeInput, describe_results
 from retrograd.frontend.preparation.prepare import Traced, prepare
-from retrograd.frontend.python.source_locations import CaptureError, capture_error, without_stacks_of_fakes
+from retrograd.frontend.python.source_locations import CaptureError, without_stacks_of_fakes
+from retrograd.frontend.python.trace_errors import capture_error
 from retrograd.frontend.sizes.dynamic_shapes import size_oblivious
 from retrograd.frontend.sizes.size_expressions import to_size
 from retrograd.frontend.sizes.size_nodes import SIZE, find_heads
