@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 from steps import relative_error, require_device
+from test_hooks_in_models import Explained
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
@@ -37,6 +38,35 @@ def train(model: nn.Module, steps: int, seen: list[float]) -> list[Tensor]:
         optimizer.step()
     handle.remove()
     return [p.detach().clone() for p in model.parameters()]
+
+
+@pytest.mark.parametrize("graphs", [False, True])
+def test_hooks_of_a_program_that_is_compiled_ahead(graphs: bool) -> None:
+    """Of modules and of tensors; a program that calls some is in no CUDA graph."""
+    torch.manual_seed(0)
+    model, expected = Explained().to("cuda"), Explained().to("cuda")
+    expected.load_state_dict(model.state_dict())
+    calls: list[Tensor] = []
+
+    def double(_: nn.Module, before: Any, after: Any) -> tuple[Tensor]:
+        calls.append(before[0])
+        return (before[0] * 2,)
+
+    for each in (model, expected):
+        each.second.register_full_backward_hook(double)
+    compiled = retrograd.compile_backward(model, (torch.randn(4, 6).cuda(),), cuda_graphs=graphs)
+    for seed in range(4):
+        x = torch.randn(4, 6, generator=torch.Generator().manual_seed(seed)).cuda()
+        for call in (compiled, expected):
+            call(x).square().sum().backward()
+    assert model.calls == expected.calls == 4
+    assert len(calls) == 8
+    for ours, eager in zip(calls[::2], calls[1::2], strict=True):
+        assert relative_error(ours, eager) < 1e-5
+    for p, q in zip(model.parameters(), expected.parameters(), strict=True):
+        assert p.grad is not None
+        assert q.grad is not None
+        assert relative_error(p.grad, q.grad) < 1e-5
 
 
 def test_every_backward_runs_on_the_device_of_its_tensors() -> None:
