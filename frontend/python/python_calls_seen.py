@@ -12,13 +12,10 @@ from __future__ import annotations
 import builtins
 import contextlib
 import functools
-import gc
-import linecache
 import os
 import random
 import re
 import sys
-import sysconfig
 import threading
 from _lsprof import Profiler
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -32,13 +29,28 @@ import torch
 from torch.utils import checkpoint
 
 from retrograd.frontend.python.drawn_arrays import Drawing, DrawnError, find_calls
+from retrograd.frontend.python.found_lines import (
+    GENERATED,
+    Found,
+    alone,
+    describe_line,
+    find_call,
+    find_line,
+    is_library,
+    is_users,
+    run_profiled,
+)
+from retrograd.frontend.python.generators import (
+    Changes,
+    generator_state,
+    is_same_state,
+    restore_generators,
+    save_generators,
+)
 from retrograd.frontend.python.source_locations import IN_PARTS, CaptureError, is_user_file
 
 _CHECKPOINT = checkpoint.__file__
-# As `exec` names the file of what is no file's.
-_GENERATED = "<string>"
 _OF_DATACLASSES = "__create_fn__."
-_STDLIB = sysconfig.get_paths()["stdlib"]
 # As the profiler names functions in C.
 _CLOCKS = re.compile(r"<built-in method (time\.(?!sleep)\w+|now|utcnow|today|posix\.urandom|_?io\.open)>")
 # What puts a hook on a node of autograd's graph, or on what one keeps.
@@ -78,11 +90,6 @@ class PythonSeen:
     hooks_graph: bool = False
 
 
-def is_library(filename: str) -> bool:
-    """Whether a file is one of Python's own, or no file."""
-    return filename.startswith("<frozen") or (filename.startswith(_STDLIB) and "site-packages" not in filename)
-
-
 def run_watched(run: Callable[[], Any], seen: PythonSeen, generators: Mapping[str, Any]) -> Any:
     """Run ``run``, add the Python that it ran to ``seen``, and return its result. ``generators`` are those that it may
     draw from, by name, beside those of ``random`` and ``numpy.random``; they are afterwards as they were.
@@ -91,27 +98,27 @@ def run_watched(run: Callable[[], Any], seen: PythonSeen, generators: Mapping[st
         CaptureError: it drew random numbers from one of them, seeded PyTorch's, or asked a clock; names the line.
     """
     known = {"random": random, "numpy.random": np.random, **generators}
-    before = {name: _state(generator) for name, generator in known.items()}
+    before = {name: generator_state(generator) for name, generator in known.items()}
     seeded = torch.default_generator.get_state()
     profiler = Profiler()
-    with _alone(), _watched_environment(seen), _watched_attributes(seen):
+    with alone(), _watched_environment(seen), _watched_attributes(seen):
         profiler.enable(subcalls=True, builtins=True)
         try:
             result = run()
         except BaseException:
-            _restore(known, before)
+            restore_generators(known, before)
             raise
         finally:
             profiler.disable()
-    drawn = [name for name, generator in known.items() if not _is_same(_state(generator), before[name])]
+    drawn = [name for name, generator in known.items() if not is_same_state(generator_state(generator), before[name])]
     if drawn:
-        _restore(known, before)
-        line, frame = _find_line(run, lambda: _is_same(_state(known[drawn[0]]), before[drawn[0]]))
-        _restore(known, before)
+        restore_generators(known, before)
+        line, frame = find_line(run, lambda: is_same_state(generator_state(known[drawn[0]]), before[drawn[0]]))
+        restore_generators(known, before)
         if line is not None:
-            calls = find_calls(run, frame, lambda again, holds: _find_line(again, holds)[1], _Changes(known).happened)
-            _restore(known, before)
-            drawing = Drawing(calls, partial(_save, known)) if calls else None
+            calls = find_calls(run, frame, lambda again, holds: find_line(again, holds)[1], Changes(known).happened)
+            restore_generators(known, before)
+            drawing = Drawing(calls, partial(save_generators, known)) if calls else None
             remedy = _REMEDY_OF_OBJECTS if isinstance(known[drawn[0]], random.Random) else _REMEDY
             raise DrawnError(
                 f"the model draws random numbers from Python's {drawn[0]}, {_FROZEN}{line}", remedy, drawing
@@ -121,7 +128,7 @@ def run_watched(run: Callable[[], Any], seen: PythonSeen, generators: Mapping[st
     _refuse_seeding(run, entries, seeded)
     of_pytorch = _generated_for_pytorch(entries)
     for entry in entries:
-        if isinstance(entry.code, str) or not _is_users(entry.code) or entry.code in of_pytorch:
+        if isinstance(entry.code, str) or not is_users(entry.code) or entry.code in of_pytorch:
             continue
         # What a dataclass is filled by reads nothing, and may be PyTorch's, which keeps some and makes others anew.
         if entry.code.co_qualname.startswith(_OF_DATACLASSES):
@@ -131,7 +138,7 @@ def run_watched(run: Callable[[], Any], seen: PythonSeen, generators: Mapping[st
             seen.asks_compiling |= _asks_compiling(called.code)
             clock = _clock_name(called.code)
             # What is not called again was done once and for all, such as an import.
-            place = _find_call(run, entry.code, called.code) if clock else None
+            place = find_call(run, entry.code, called.code) if clock else None
             if place is not None:
                 remedy = _FILE_REMEDY if clock is not None and clock.endswith("io.open") else _CLOCK_REMEDY
                 raise CaptureError(f"the model calls {clock}, {_FROZEN}{place}", remedy)
@@ -159,7 +166,7 @@ class BackwardWatch:
     def start(self) -> None:
         """Begin, or begin anew."""
         self.stop()
-        self._set_aside.enter_context(_alone())
+        self._set_aside.enter_context(alone())
         self._profiler = Profiler()
         self._profiler.enable(subcalls=True, builtins=False)
 
@@ -169,7 +176,7 @@ class BackwardWatch:
             self._profiler.disable()
             self._set_aside.close()
             codes = {entry.code for entry in self._profiler.getstats() if not isinstance(entry.code, str)}
-            self._profiler, self.codes = None, {code for code in codes if _is_users(code)}
+            self._profiler, self.codes = None, {code for code in codes if is_users(code)}
 
 
 def _generated_for_pytorch(entries: Sequence[Any]) -> set[CodeType]:
@@ -178,7 +185,7 @@ def _generated_for_pytorch(entries: Sequence[Any]) -> set[CodeType]:
     called: dict[bool, set[CodeType]] = {False: set(), True: set()}
     for entry in entries:
         by_others = isinstance(entry.code, str) or is_user_file(entry.code.co_filename)
-        called[by_others] |= {c.code for c in entry.calls or () if getattr(c.code, "co_filename", "") == _GENERATED}
+        called[by_others] |= {c.code for c in entry.calls or () if getattr(c.code, "co_filename", "") == GENERATED}
     return called[False] - called[True]
 
 
@@ -208,9 +215,9 @@ def _find_seeding(run: Callable[[], Any], names: set[str]) -> str | None:
             user = _find_user(frame)
             if _is_called_from(frame, _CHECKPOINT, user):
                 return
-            raise _Found("" if user is None else _place(user, user.f_lineno))
+            raise Found("" if user is None else describe_line(user, user.f_lineno))
 
-    return _run_profiled(run, on_event)
+    return run_profiled(run, on_event)
 
 
 def _is_called_from(frame: FrameType | None, filename: str, outermost: FrameType | None) -> bool:
@@ -221,17 +228,12 @@ def _is_called_from(frame: FrameType | None, filename: str, outermost: FrameType
 
 
 def _find_user(frame: FrameType | None) -> FrameType | None:
-    while frame is not None and not _is_users(frame.f_code):
+    while frame is not None and not is_users(frame.f_code):
         frame = frame.f_back
     return frame
 
 
 _FROZEN = "which would be compiled in as they were while tracing"
-
-
-@functools.cache
-def _is_users(code: CodeType) -> bool:
-    return is_user_file(code.co_filename) and not is_library(code.co_filename)
 
 
 def _asks_compiling(code: Any) -> bool:
@@ -249,71 +251,6 @@ def _clock_name(code: Any) -> str | None:
     return f"{module}.{code.co_qualname}" if named and not code.co_name.startswith("__") else None
 
 
-def _state(generator: Any) -> Any:
-    if generator is random or isinstance(generator, random.Random):
-        return generator.getstate()
-    if isinstance(generator, np.random.Generator):
-        return generator.bit_generator.state
-    return generator.get_state(legacy=False)
-
-
-def _restore(generators: Mapping[str, Any], states: Mapping[str, Any]) -> None:
-    for name, generator in generators.items():
-        if generator is random or isinstance(generator, random.Random):
-            generator.setstate(states[name])
-        elif isinstance(generator, np.random.Generator):
-            generator.bit_generator.state = states[name]
-        else:
-            generator.set_state(states[name])
-
-
-def _save(generators: Mapping[str, Any]) -> Callable[[], None]:
-    """Gives what puts generators back to what they are now."""
-    return partial(_restore, generators, {name: _state(generator) for name, generator in generators.items()})
-
-
-@contextlib.contextmanager
-def generators_kept(generators: Mapping[str, Any]) -> Iterator[None]:
-    """Give ``random``, ``numpy.random`` and these generators back as they were before the block."""
-    undo = _save({"random": random, "numpy.random": np.random, **generators})
-    try:
-        yield
-    finally:
-        undo()
-
-
-def _is_same(a: Any, b: Any) -> bool:
-    if isinstance(a, dict):
-        return a.keys() == b.keys() and all(_is_same(a[key], b[key]) for key in a)
-    return bool(np.array_equal(a, b)) if isinstance(a, np.ndarray) else bool(a == b)
-
-
-def is_generator(value: Any) -> bool:
-    """Whether numbers are drawn from ``value``, and its state says so. (Those of ``SystemRandom`` have none.)"""
-    kinds = (random.Random, np.random.Generator, np.random.RandomState)
-    return isinstance(value, kinds) and not isinstance(value, random.SystemRandom)
-
-
-@contextlib.contextmanager
-def _alone() -> Iterator[None]:
-    """Set aside another profiler for as long as this is open, and the collector of garbage: its callbacks, and what
-    they call, are none of the model's code."""
-    other: Any = sys.getprofile()
-    collects = gc.isenabled()
-    gc.disable()
-    if isinstance(other, Profiler):
-        other.disable()
-    try:
-        yield
-    finally:
-        if isinstance(other, Profiler):
-            other.enable()
-        else:
-            sys.setprofile(other)
-        if collects:
-            gc.enable()
-
-
 @contextlib.contextmanager
 def _watched_environment(seen: PythonSeen) -> Iterator[None]:
     """Note which variables of the environment the model reads."""
@@ -324,7 +261,7 @@ def _watched_environment(seen: PythonSeen) -> Iterator[None]:
         frame: FrameType | None = sys._getframe(2)
         while frame is not None and is_library(frame.f_code.co_filename):
             frame = frame.f_back
-        is_models = frame is not None and _is_users(frame.f_code) and threading.get_ident() == thread
+        is_models = frame is not None and is_users(frame.f_code) and threading.get_ident() == thread
         return table in (os.environ, os.environb) and is_models
 
     def read(self: Any, key: Any) -> Any:
@@ -355,7 +292,7 @@ def _watched_attributes(seen: PythonSeen) -> Iterator[None]:
         @functools.wraps(function)
         def ask(*args: Any) -> Any:
             is_named = len(args) > 1 and isinstance(args[1], str) and threading.get_ident() == thread
-            if is_named and _is_users(sys._getframe(1).f_code):
+            if is_named and is_users(sys._getframe(1).f_code):
                 seen.read.add(args[1])
             return function(*args)
 
@@ -368,89 +305,3 @@ def _watched_attributes(seen: PythonSeen) -> Iterator[None]:
     finally:
         for name, function in originals.items():
             setattr(builtins, name, function)
-
-
-def _place(frame: FrameType, line: int) -> str:
-    code = frame.f_code
-    text = linecache.getline(code.co_filename, line).strip()
-    return f', at File "{code.co_filename}", line {line}, in {code.co_name}\n    {text}'
-
-
-def _find_line(run: Callable[[], Any], unchanged: Callable[[], bool]) -> tuple[str | None, FrameType | None]:
-    """Run the model once more, up to the first line of its code after which ``unchanged`` no longer holds, and give it
-    with its frame; nothing where that is so to the end: an import drew them, say."""
-    last: list[str] = [""]
-    frames: list[FrameType | None] = [None]
-
-    def on_line(frame: FrameType, _event: str, _arg: Any) -> Any:
-        if not unchanged():
-            raise _Found(last[0])
-        last[0], frames[0] = _place(frame, frame.f_lineno), frame
-        return on_line
-
-    def on_call(frame: FrameType, _event: str, _arg: Any) -> Any:
-        is_model = _is_users(frame.f_code) and frame.f_code.co_filename != _GENERATED
-        return on_line if is_model else None
-
-    before = sys.gettrace()
-    sys.settrace(on_call)
-    try:
-        run()
-    except _Found as found:
-        last[0] = found.place
-    finally:
-        sys.settrace(before)
-    return (None, None) if unchanged() else (last[0], frames[0])
-
-
-class _Changes:
-    """Tells when the states of generators change."""
-
-    def __init__(self, generators: Mapping[str, Any]) -> None:
-        self._generators = generators
-        self._states = {name: _state(generator) for name, generator in generators.items()}
-
-    def happened(self) -> bool:
-        """Whether one has changed since this was last asked."""
-        before, self._states = self._states, {name: _state(g) for name, g in self._generators.items()}
-        return not all(_is_same(self._states[name], before[name]) for name in before)
-
-
-def _find_call(run: Callable[[], Any], caller: CodeType, called: Any) -> str | None:
-    """Run the model once more, up to where ``caller`` calls a function that the profiler names so; ``None`` where it
-    does not."""
-
-    def on_event(frame: FrameType, event: str, arg: Any) -> None:
-        if event == "c_call" and isinstance(called, str) and frame.f_code is caller and _is_named(arg, called):
-            raise _Found(_place(frame, frame.f_lineno))
-        if event == "call" and frame.f_code is called and frame.f_back is not None and frame.f_back.f_code is caller:
-            raise _Found(_place(frame.f_back, frame.f_back.f_lineno))
-
-    return _run_profiled(run, on_event)
-
-
-def _run_profiled(run: Callable[[], Any], on_event: Callable[[FrameType, str, Any], None]) -> str | None:
-    """Run the model under a profiler that raises what it found; ``None`` where it does not."""
-    with _alone():
-        sys.setprofile(on_event)
-        try:
-            run()
-        except _Found as found:
-            return found.place
-        finally:
-            sys.setprofile(None)
-    return None
-
-
-def _is_named(function: Any, name: str) -> bool:
-    module = getattr(function, "__module__", None)
-    own = function.__name__
-    return name in (f"<built-in method {module}.{own}>", f"<built-in method {own}>")
-
-
-class _Found(BaseException):
-    """The place was found; no code of the model's may take this for an error of its own."""
-
-    def __init__(self, place: str) -> None:
-        super().__init__()
-        self.place = place

@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from retrograd.frontend.python.python_calls_seen import is_library
+from retrograd.frontend.python.found_lines import is_library
 from retrograd.frontend.python.python_tables import ABSENT, in_cell
 from retrograd.frontend.python.source_locations import is_user_file
 

@@ -14,7 +14,8 @@ from typing import Any
 
 import torch
 
-from retrograd.frontend.python.python_calls_seen import is_generator, is_library
+from retrograd.frontend.python.found_lines import is_library
+from retrograd.frontend.python.generators import is_generator
 from retrograd.frontend.python.python_contents import CONTAINERS, changes_within, items_of
 from retrograd.frontend.python.python_functions import is_in_program, is_users_class
 from retrograd.frontend.python.source_locations import is_user_file

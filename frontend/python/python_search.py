@@ -17,7 +17,8 @@ import torch
 from torch.backends import PropModule
 
 from retrograd.frontend.doors.unregistered_objects import PLAIN
-from retrograd.frontend.python.python_calls_seen import is_generator, is_library
+from retrograd.frontend.python.found_lines import is_library
+from retrograd.frontend.python.generators import is_generator
 from retrograd.frontend.python.python_contents import (
     CONTAINERS,
     as_it_was,

@@ -16,8 +16,9 @@ from typing import Any
 
 import torch
 
+from retrograd.frontend.python.generators import is_generator
 from retrograd.frontend.python.held_objects import reach
-from retrograd.frontend.python.python_calls_seen import PythonSeen, is_generator
+from retrograd.frontend.python.python_calls_seen import PythonSeen
 from retrograd.frontend.python.python_functions import Names, cells_of, find_functions, global_names
 from retrograd.frontend.python.python_places import Place, PythonValues
 from retrograd.frontend.python.python_search import Search

@@ -28,8 +28,8 @@ from retrograd.frontend.hooks.pack_hooks import hidden_hooks
 from retrograd.frontend.islands.island_choice import draws_numbers
 from retrograd.frontend.layers.random_ops import find_seed
 from retrograd.frontend.preparation.graph_memory import available_bytes, peak_bytes
+from retrograd.frontend.python.generators import generators_kept
 from retrograd.frontend.python.kept_attributes import contained
-from retrograd.frontend.python.python_calls_seen import generators_kept
 from retrograd.frontend.python.python_contents import is_plain
 from retrograd.frontend.python.python_values import find_generators
 from retrograd.frontend.python.side_effects import unchanged
