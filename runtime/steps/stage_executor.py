@@ -44,6 +44,7 @@ from retrograd.runtime.programs.executor import Argument, Program
 from retrograd.runtime.steps import collectives
 from retrograd.runtime.steps.bound_function import BoundFunction
 from retrograd.runtime.steps.short_plan import ShortPlan, find_short_plan, is_one_function
+from retrograd.runtime.steps.updated_inputs import Updates
 
 
 class PythonSide(Protocol):
@@ -115,7 +116,7 @@ class StageExecutor:
         self._owners = iter(owners)
         self._owned = [None if owner is _Owner.RUN_TELLS else owner is _Owner.ACCUMULATION for owner in owners]
         self._bound: list[BoundFunction] = []
-        self._actions = [self._action(step, freed) for step, freed in join_frees(plan.steps)]
+        self._actions = self._make_actions(join_frees(plan.steps))
         self._results = _gather(self._take(plan.results))
         self._rest: list[None] = [None] * (len(self._places) - self._arguments)
 
@@ -182,6 +183,23 @@ class StageExecutor:
         self._there.difference_update(names)
         return places
 
+    def _make_actions(self, steps: Sequence[tuple[Step, list[str]]]) -> list[_Action]:
+        """Makes a function for each step, and one for inputs that are updated one after the other."""
+        actions: list[_Action] = []
+        updates = Updates()
+        for step, freed in steps:
+            if isinstance(step, UpdateInput):
+                target, value = self._take([step.target, step.value])
+                if not updates.takes(target, value, self._arguments):
+                    actions += [updates.action()] * bool(updates.targets)
+                    updates = Updates()
+                updates.add(target, value, self._free(freed))
+                continue
+            actions += [updates.action()] * bool(updates.targets)
+            updates = Updates()
+            actions.append(self._action(step, freed))
+        return [*actions, *[updates.action()] * bool(updates.targets)]
+
     def _action(self, step: Step, freed: Sequence[str]) -> _Action:
         """Makes a function that runs a step and frees values after it."""
         match step:
@@ -203,8 +221,7 @@ class StageExecutor:
             case AccumulateGrad():
                 return self._accumulate(step, freed)
             case UpdateInput():
-                target, value = self._take([step.target, step.value])
-                return _then_free(lambda values, _python: values[target].copy_(values[value]), self._free(freed))
+                raise AssertionError("updates are written together")
             case StartOffload() | StartFetch():
                 return self._start_move(step, freed)
             case FinishOffload() | FinishFetch():

@@ -62,9 +62,11 @@ def gradients(model: nn.Module, loss: Tensor, **options: Any) -> list[Tensor]:
 
 
 def wait_for(size: int) -> None:
-    """See that no more than so much is allocated: the engine's thread lets go of an exception after it was raised."""
+    """See that no more than so much is allocated: the engine's thread lets go of an exception after it was raised, and
+    its frames, with what is in them, hold it in turn."""
     end = time.monotonic() + 10
     while allocated() != size and time.monotonic() < end:
+        gc.collect()
         time.sleep(0.05)
     assert allocated() == size
 

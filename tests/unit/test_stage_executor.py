@@ -78,6 +78,29 @@ def test_steps_run_in_order_on_their_values() -> None:
     assert same is b
 
 
+def test_inputs_that_are_updated_one_after_the_other_are_written_together(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not so an input that has another's value of before, nor one that is written twice."""
+    calls = []
+    together = torch._foreach_copy_
+
+    def counted(targets: list[torch.Tensor], values: list[torch.Tensor]) -> None:
+        calls.append(len(targets))
+        together(targets, values)
+
+    monkeypatch.setattr(torch, "_foreach_copy_", counted)
+    pairs = ["ae", "bf", "cg", "da", "ae", "bg"]
+    updates = [{"step": "update_input", "target": target, "value": value} for target, value in pairs]
+    steps = [island(0, "ab", "efg"), *updates, {"step": "free", "values": ["e"]}]
+    run = executor("abcd", steps, "g", [lambda given: [given[0] + 10, given[1] + 20, given[1] * 0 + 30]])
+    for _ in range(2):
+        arguments = [torch.tensor([float(n)]) for n in range(3)] + [torch.tensor([7])]
+        a, b, c, d = arguments
+        run.run(arguments, Calls())
+        # The last two of the first three are of values that are given before.
+        assert [t.item() for t in (a, b, c, d)] == [10.0, 30.0, 30.0, 10]
+    assert calls == [3, 2] * 2
+
+
 def test_values_live_until_they_are_freed() -> None:
     alive: list[list[bool]] = []
     made: list[weakref.ref[torch.Tensor]] = []
