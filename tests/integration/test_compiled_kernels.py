@@ -76,27 +76,34 @@ def convolution_kernels(architecture: str) -> list[Kernel]:
 
 
 def product_kernels(architecture: str) -> list[Kernel]:
-    """One of f32, on three parts, and of bf16 one for each way to fetch tiles, of specialized ones all."""
+    """One of f32, on three parts, and of bf16 one for each way to fetch tiles, of specialized ones all, with rows of odd
+    length too; and one each that rounds."""
     shape = Shape(1, 4096, 4096, 4096, "bf16")
     kinds = {
         tiling.way if not tiling.specialized else str(tiling): tiling
         for tiling in list_tilings(shape, architecture, 99)
     }
     tilings = [choose_tiling(replace(shape, element="f32"), architecture), *kinds.values()]
-    return [write_product(number, replace(tiling, parts=1)) for number, tiling in enumerate(tilings)]
+    plain = [write_product(number, replace(tiling, parts=1)) for number, tiling in enumerate(tilings)]
+    others = [replace(tiling, parts=1) for tiling in tilings if tiling.copied]
+    odd = [write_product(len(plain) + n, tiling, odd=True) for n, tiling in enumerate(others) if tiling.specialized]
+    ways = {tiling.way: tiling for tiling in others}.values()
+    rounding = [write_product(len(plain) + len(others) + n, tiling, rounded=True) for n, tiling in enumerate(ways)]
+    return [*plain, *odd, *rounding]
 
 
-def write_product(number: int, tiling: Tiling) -> Kernel:
+def write_product(number: int, tiling: Tiling, *, odd: bool = False, rounded: bool = False) -> Kernel:
     """A product of three parts, if it is the first, or of bf16, with a second matrix that is transposed."""
     constants: dict[str, int | None] = {"TA": 0, "TB": 1, "BIAS": 0, "bias": None, **tiling.constants}
-    constants |= {} if tiling.copied else {"PARTS": 1 if number else 3, "WHOLE": 0}
+    constants |= {"ROUND": int(rounded)} if tiling.copied else {"PARTS": 1 if number else 3, "WHOLE": 0}
+    constants |= {"EVEN": int(not odd)} if tiling.specialized else {}
     return Kernel(
         f"product_{number}",
         "specialized_products" if tiling.specialized else "products",
         f"product_{tiling.way}" if tiling.way else "product",
-        (("a", "bf16"), ("b", "bf16"), ("c", "bf16" if tiling.specialized else "f32")),
+        (("a", "bf16"), ("b", "bf16"), ("c", "bf16" if tiling.specialized and not rounded else "f32")),
         ("M", "N", "high_a", "pitch_a", "high_b", "pitch_b", "steps", "parts" if tiling.copied else "count"),
-        ("a", "b", "c", "N", "pitch_a", "pitch_b"),
+        ("a", "b", "c", *["N"] * (not odd), "pitch_a", "pitch_b"),
         tuple(constants.items()),
         tiling.warps,
         tiling.stages,
