@@ -76,8 +76,8 @@ def convolution_kernels(architecture: str) -> list[Kernel]:
 
 
 def product_kernels(architecture: str) -> list[Kernel]:
-    """One of f32, on three parts, and of bf16 one for each way to fetch tiles, of specialized ones all, with rows of odd
-    length too; and one each that rounds."""
+    """One of f32, on three parts, and of bf16 one for each way to fetch tiles, of specialized ones all, with rows of
+    odd length too; and one each that rounds."""
     shape = Shape(1, 4096, 4096, 4096, "bf16")
     kinds = {
         tiling.way if not tiling.specialized else str(tiling): tiling

@@ -88,7 +88,7 @@ def test_inputs_that_are_updated_one_after_the_other_are_written_together(monkey
         together(targets, values)
 
     monkeypatch.setattr(torch, "_foreach_copy_", counted)
-    pairs = ["ae", "bf", "cg", "da", "ae", "bg"]
+    pairs = [("a", "e"), ("b", "f"), ("c", "g"), ("d", "a"), ("a", "e"), ("b", "g")]
     updates = [{"step": "update_input", "target": target, "value": value} for target, value in pairs]
     steps = [island(0, "ab", "efg"), *updates, {"step": "free", "values": ["e"]}]
     run = executor("abcd", steps, "g", [lambda given: [given[0] + 10, given[1] + 20, given[1] * 0 + 30]])
