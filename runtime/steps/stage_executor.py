@@ -6,16 +6,13 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
-from enum import Enum, auto
+from collections.abc import Callable, Sequence
 from operator import itemgetter
 from sys import getrefcount
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 
-from retrograd.contract.hooks import POST
 from retrograd.contract.moves import Mover, Transfer
 from retrograd.contract.plan import (
     AccumulateGrad,
@@ -36,36 +33,16 @@ from retrograd.contract.plan import (
     WaitCollective,
     gives,
     join_frees,
-    uses,
 )
 from retrograd.contract.tensors import FunctionSpec
 from retrograd.runtime.programs.errors import ExecutionError
 from retrograd.runtime.programs.executor import Argument, Program
 from retrograd.runtime.steps import collectives
 from retrograd.runtime.steps.bound_function import BoundFunction
+from retrograd.runtime.steps.gradient_owners import Owner, find_owners
+from retrograd.runtime.steps.python_side import PythonSide, known_results, wait_for
 from retrograd.runtime.steps.short_plan import ShortPlan, find_short_plan, is_one_function
 from retrograd.runtime.steps.updated_inputs import Updates
-
-
-class PythonSide(Protocol):
-    """The calls that a plan makes in Python. Tensors in, tensors out, in the order of the plan."""
-
-    @property
-    def collected(self) -> Mapping[str, torch.Tensor] | None:
-        """The results of collectives, by the name of the value, where they are not to run; else None."""
-
-    def call_hook(self, kind: str, hook: int, values: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:
-        """Call hook number ``hook`` of its kind; returns what takes the values' place."""
-
-    def call_backward(self, function: int, values: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:
-        """Call the backward of custom function number ``function``."""
-
-    def accumulate_grad(self, param: int, gradient: torch.Tensor, owned: bool) -> None:
-        """Add to the gradient of parameter number ``param``; where ``owned``, the tensor is the callee's to keep."""
-
-    def final_callbacks(self) -> None:
-        """Call what was queued to be called when the backward is done."""
-
 
 SECONDS_TO_AGREE = 300.0
 """How long other processes may take to compile the same."""
@@ -112,9 +89,9 @@ class StageExecutor:
         self._there: set[str] = set()
         self._give(plan.arguments)
         self._arguments = len(self._places)
-        owners = _find_owners(plan)
+        owners = find_owners(plan)
         self._owners = iter(owners)
-        self._owned = [None if owner is _Owner.RUN_TELLS else owner is _Owner.ACCUMULATION for owner in owners]
+        self._owned = [None if owner is Owner.RUN_TELLS else owner is Owner.ACCUMULATION for owner in owners]
         self._bound: list[BoundFunction] = []
         self._actions = self._make_actions(join_frees(plan.steps))
         self._results = _gather(self._take(plan.results))
@@ -214,10 +191,10 @@ class StageExecutor:
             case StartCollective():
                 start = collectives.make_start(step.what)
                 return self._python_call(
-                    step, freed, lambda python, taken: taken if _knows(python) is not None else start(taken)
+                    step, freed, lambda python, taken: taken if known_results(python) is not None else start(taken)
                 )
             case WaitCollective(_, results):
-                return self._python_call(step, freed, lambda python, taken: _wait(python, results, taken))
+                return self._python_call(step, freed, lambda python, taken: wait_for(python, results, taken))
             case AccumulateGrad():
                 return self._accumulate(step, freed)
             case UpdateInput():
@@ -234,9 +211,9 @@ class StageExecutor:
     def _accumulate(self, step: AccumulateGrad, freed: Sequence[str]) -> _Action:
         param, (gradient,) = step.param, self._take([step.gradient])
         owner = next(self._owners)
-        if owner is _Owner.RUN_TELLS:
+        if owner is Owner.RUN_TELLS:
             return self._accumulate_lent(param, gradient, freed)
-        owned, unused = owner is _Owner.ACCUMULATION, self._free(freed)
+        owned, unused = owner is Owner.ACCUMULATION, self._free(freed)
 
         def run(values: list[Any], python: Any) -> None:
             python.accumulate_grad(param, values[gradient], owned)
@@ -353,58 +330,6 @@ class StageExecutor:
                 values[place] = None
 
         return run
-
-
-def _knows(python: PythonSide | None) -> Mapping[str, torch.Tensor] | None:
-    return None if python is None else python.collected
-
-
-def _wait(python: PythonSide | None, results: Sequence[str], started: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:
-    """Waits for a collective's result: the known one, where it did not start."""
-    known = _knows(python)
-    if known is None:
-        return collectives.wait(started)
-    if results and results[0] not in known:
-        raise ExecutionError(f"what the collective gave that '{results[0]}' is was not recorded")
-    return [known[name].clone() for name in results]
-
-
-class _Owner(Enum):
-    """Who has a gradient when it is accumulated: its accumulation alone, somebody else too, or only a run tells."""
-
-    ACCUMULATION = auto()
-    OTHERS = auto()
-    RUN_TELLS = auto()
-
-
-def _find_owners(plan: StagePlan) -> list[_Owner]:
-    """Of each accumulation, in order, who has its gradient.
-
-    What a stage gives is in memory of its own. What Python gave, and what is seen once more, in a post hook of the node
-    that accumulates (the one kind of hook that takes what is accumulated and gives nothing), a run tells.
-    """
-    made = {name for step in plan.steps if isinstance(step, RunStage) for name in step.results}
-    used = Counter(plan.results)
-    for step in plan.steps:
-        used.update(uses(step))
-    later: Counter[str] = Counter(plan.results)
-    owners: list[_Owner] = []
-    for step in reversed(plan.steps):
-        if isinstance(step, AccumulateGrad):
-            name = step.gradient
-            if later[name]:
-                owners.append(_Owner.OTHERS)
-            else:
-                owners.append(_Owner.ACCUMULATION if name in made and used[name] == 1 else _Owner.RUN_TELLS)
-        if not _is_last_look(step):
-            later.update(uses(step))
-    return owners[::-1]
-
-
-def _is_last_look(step: Step) -> bool:
-    is_post_hook = isinstance(step, CallHook) and step.kind == POST
-    # It may take others too, which it has to wait for.
-    return is_post_hook and bool(uses(step)) and not gives(step)
 
 
 def _gather(places: Sequence[int]) -> _Gather:

@@ -24,9 +24,14 @@ from torch._dynamo import compiled_autograd
 from torch._dynamo.eval_frame import skip_code
 from torch._guards import TracingContext
 from torch.autograd import Variable
-from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 
-from retrograd.frontend.autograd.engine.engine_order import name_of
+from retrograd.frontend.autograd.engine.eager_reasons import (
+    describe_roots,
+    keeping_graph,
+    keeps_graph,
+    name_rank,
+    why_eager,
+)
 from retrograd.frontend.autograd.engine.fresh_gradients import find_fresh_leaves, without_gradients
 from retrograd.frontend.autograd.engine.kept_graphs import KeptGraphs
 from retrograd.frontend.autograd.engine.late_hooks import LATE, LateHook, hooks_watched
@@ -117,7 +122,7 @@ class Engine:
         is_nested = self._running is not None or torch._C._current_graph_task_id() != -1
         inputs = (args[3] if len(args) > 3 else kwargs.get("inputs")) or ()
         gradients = args[0] if args else kwargs.get("grad_tensors")
-        if reason := _why_eager(is_nested, create_graph, gradients):
+        if reason := why_eager(is_nested, create_graph, gradients):
             # A trace of Dynamo's runs backwards too, which are none of the user's.
             if TracingContext.try_get() is None:
                 self._client.leave(reason)
@@ -126,7 +131,7 @@ class Engine:
 
     def _run_active(self, call: BackwardCall, args: Any, kwargs: Any, is_known: bool = False) -> Any:
         """Run what is to be captured, if it can be; what is known to be compiled need not keep its graph."""
-        keeps, roots = _keeps_graph(args, kwargs), _describe_roots(call.roots)
+        keeps, roots = keeps_graph(args, kwargs), describe_roots(call.roots)
         # What is a step of a training.
         is_timed = not (keeps or call.inputs) and self._client.times_backwards()
         takes_turn = is_timed and not is_known and self._trials.takes_turn(roots)
@@ -199,7 +204,7 @@ class Engine:
 
     def _attempt(self, running: _Running, args: Any, kwargs: Any) -> tuple[_Outcome, Any]:
         """Run a backward captured, or find that it is not to be: then nothing has run."""
-        keeping = _keeping_graph(args, kwargs) if running.is_held else (args, kwargs)
+        keeping = keeping_graph(args, kwargs) if running.is_held else (args, kwargs)
         fresh = find_fresh_leaves(running.call) if running.is_held else []
         self._running = running
         try:
@@ -213,7 +218,7 @@ class Engine:
                 return _Outcome.FREES_TOO_EARLY, None
             except Exception as error:
                 if running.began:
-                    _name_rank(error)
+                    name_rank(error)
                     raise
                 return _Outcome.REFUSED, error
             if running.is_held:
@@ -323,55 +328,6 @@ class _Outcome(Enum):
     COMPILED = auto()
     FREES_TOO_EARLY = auto()
     REFUSED = auto()
-
-
-def _name_rank(error: Exception) -> None:
-    """Say on an error which of several processes it was raised in: all write to one terminal, and those that wait for
-    this one fail as well."""
-    if torch.distributed.is_available() and torch.distributed.is_initialized():
-        rank, count = torch.distributed.get_rank(), torch.distributed.get_world_size()
-        error.add_note(f"in a backward under retrograd.enable(), in the process of rank {rank} of {count}")
-
-
-def _why_eager(is_nested: bool, create_graph: bool, gradients: Sequence[Any] | None) -> str | None:
-    """Why a backward is left to PyTorch's engine; None where it is not."""
-    if is_nested:
-        return "it runs inside of another backward"
-    if create_graph:
-        return "it makes a graph of its own, for gradients of gradients (create_graph=True)"
-    if torch.is_anomaly_enabled():
-        return "anomaly mode is on"
-    if torch._C._len_torch_dispatch_stack():
-        modes = ", ".join(type(mode).__name__ for mode in _get_current_dispatch_mode_stack())
-        return f"{modes} is open, which is to see each op"
-    if _is_transformed(gradients):
-        return "it is part of a transform, such as vmap or is_grads_batched"
-    return None
-
-
-def _is_transformed(gradients: Sequence[Any] | None) -> bool:
-    """Whether a backward is run by one of torch.func's transforms, or on batches of gradients: compiled code has no
-    rules for these."""
-    transforms = torch._C._functorch
-    if transforms.peek_interpreter_stack() is not None:
-        return True
-    return any(g is not None and transforms.is_legacy_batchedtensor(g) for g in gradients or ())
-
-
-def _keeps_graph(args: Any, kwargs: Any) -> bool:
-    return bool(args[1] if len(args) > 1 else kwargs.get("keep_graph", False))
-
-
-def _keeping_graph(args: Any, kwargs: Any) -> tuple[Any, Any]:
-    """The same arguments, but that what was saved is kept."""
-    return ((args[0], True, *args[2:]), kwargs) if len(args) > 1 else (args, {**kwargs, "keep_graph": True})
-
-
-def _describe_roots(roots: Sequence[Any]) -> Hashable:
-    """Describe a backward by its roots, which tell most apart without a look at their graphs."""
-    tensors = [root for root in roots if isinstance(root, torch.Tensor)]
-    # Nested ones have no shape.
-    return tuple([(t.grad_fn and name_of(t.grad_fn), None if t.is_nested else t.shape) for t in tensors])
 
 
 skip_code(Engine.run_backward.__code__)
