@@ -54,6 +54,7 @@ from retrograd.frontend.python.side_effects import refuse_hooks_of_all_modules
 from retrograd.frontend.python.source_locations import (
     CaptureError,
     ModelError,
+    refuse_backward_writes,
     without_stacks_of_fakes,
 )
 from retrograd.frontend.python.trace_errors import capture_error, is_about_contents
@@ -171,6 +172,7 @@ def _capture(
     if kept is not None:
         raise kept
     graph_module = joint.graph_module
+    refuse_backward_writes(graph_module.graph)
     check_requiring(flat, [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)])
     other = _reconsider(flat, joint)
     if other is not None or flat.requiring or (flat.changes and not counts):
@@ -216,7 +218,9 @@ def _trace(stack: contextlib.ExitStack, flat: FlatModule, tensors: tuple[torch.T
             tagged_checkpoints(partial(noting_set, flat.model, flat.kept.set_in_blocks)),
             without_stacks_of_fakes(),
             lasting_state(flat, lambda: flat.backward.is_watching),
+            contextlib.ExitStack() as ends,
         ):
+            ends.callback(flat.end_backward)
             return aot_export_joint_with_descriptors(
                 stack, flat, tensors, decompositions=refusing_written_windows(tracing_table())
             )

@@ -38,7 +38,13 @@ from retrograd.frontend.layers.random_ops import find_seed
 from retrograd.frontend.layers.recurrent_frames import find_long_recurrence
 from retrograd.frontend.preparation.fx_partition import keep_residuals, split_joint
 from retrograd.frontend.preparation.prepare import Traced, prepare_copied, to_number
-from retrograd.frontend.python.source_locations import CaptureError, LeftToEagerError, shared_memory_error, source_place
+from retrograd.frontend.python.source_locations import (
+    CaptureError,
+    LeftToEagerError,
+    refuse_backward_writes,
+    shared_memory_error,
+    source_place,
+)
 from retrograd.frontend.sizes.size_nodes import SYMBOLIC
 from retrograd.frontend.traceable.portable_ops import portable_ops
 from retrograd.frontend.verification.as_traced import AsTraced, OtherThanTraced
@@ -158,6 +164,7 @@ def _compile(
     def compile_traced(traced: torch.fx.GraphModule, name: str, count: int) -> Mapping[str, CompiledFunction]:
         try:
             _refuse_arguments(traced)
+            refuse_backward_writes(traced.graph)
             copied = prepare_copied(Traced(traced, _find_sizes(traced), pair, is_joint=name == JOINT, is_dynamo=True))
             as_traced.append(AsTraced(copied, count))
             sizes.update(size_values(traced))

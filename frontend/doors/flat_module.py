@@ -66,6 +66,9 @@ class FlatModule(torch.nn.Module):
         self.backward = BackwardWatch()
         # Hooks that the program calls.
         self.hook_calls = HookCalls()
+        # What the forward set its attributes to, which Python in the backward may read.
+        self._set_in_forward: list[tuple[dict[str, Any], str, Any]] = []
+        self._set_again = contextlib.ExitStack()
         # What the model ran when it was traced first, and the attributes that it sets.
         self._ran: tuple[PythonSeen, set[tuple[int, str]]] | None = None
         owner = getattr(model, "__self__", None)
@@ -110,12 +113,24 @@ class FlatModule(torch.nn.Module):
     def forward(self, *tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
         call = self._call_of(tensors)
         if self.tracing:
-            return self._flattened(self._trace(call, tensors), tensors)
+            self.end_backward()
+            outputs = self._flattened(self._trace(call, tensors), tensors)
+            if self.backward.is_watching:
+                for attributes, name, value in self._set_in_forward:
+                    self._set_again.callback(_put, attributes, name, attributes.get(name, ABSENT))
+                    attributes[name] = value
+            return outputs
         with self.kept.put_back():
             self.kept.set_taken()
             result = call()
             self.kept.gather()
         return self._flattened(result, tensors)
+
+    def end_backward(self) -> None:
+        """Put attributes back that the backward found as the forward before it had set them. While the tracer's
+        tensors stand for parameters and buffers: it gives those back by itself."""
+        self._set_again.close()
+        self._set_in_forward.clear()
 
     def run_in_eager(self, tensors: Sequence[torch.Tensor]) -> tuple[torch.Tensor, ...]:
         """As the model runs by itself, with what is in its attributes, which it sets."""
@@ -195,6 +210,7 @@ class FlatModule(torch.nn.Module):
                 changed_places = self.python.changed_places()
                 self.changes |= {place.path for place in changed_places if not _is_tracers(place)}
                 if self.hooks_graph:
+                    self._set_in_forward.extend(containment.find_set())
                     self.backward.start()
                 return result
             modules = {} if self.model is None else dict(self.model.named_modules())
@@ -314,6 +330,14 @@ class FlatModule(torch.nn.Module):
         for path, module in self.named_modules(prefix=prefix):
             named = [(f"{path}.{name}", b) for name, b in module._buffers.items() if b is not None]
             yield from ((name, b) for name, b in named if state_name(name) not in self.kept.choice.left_out)
+
+
+def _put(attributes: dict[str, Any], name: str, value: Any) -> None:
+    """Set an attribute, or, where it is to be absent, delete it."""
+    if value is ABSENT:
+        attributes.pop(name, None)
+    else:
+        attributes[name] = value
 
 
 def _is_tracers(place: Place) -> bool:

@@ -86,6 +86,14 @@ class Containment:
         self._taken |= {(id(kept.module), kept.name) for kept, _ in found}
         return found
 
+    def find_set(self) -> list[tuple[dict[str, Any], str, Any]]:
+        """Where attributes and buffers hold something else now, by name, and what it is."""
+        found: list[tuple[dict[str, Any], str, Any]] = []
+        for _, module, tables in self._before:
+            for now, then in ((vars(module), tables[""]), (module._buffers, tables["_buffers"])):
+                found += [(now, name, value) for name, value in now.items() if value is not then.get(name, ABSENT)]
+        return found
+
     def refuse_rest(self, place_of: Callable[[torch.Tensor], str]) -> None:
         """Refuse what a compiled program would not do.
 

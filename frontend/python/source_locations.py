@@ -250,6 +250,21 @@ DENSE_REMEDY = (
 """The remedy for tensors of other layouts than ``torch.strided``."""
 
 
+def refuse_backward_writes(graph: torch.fx.Graph) -> None:
+    """Raise where a backward writes to what the graph takes: PyTorch's trace has the writes of a forward as results,
+    and those of a backward as ops."""
+    for node in graph.find_nodes(op="call_function", target=torch.ops.aten.copy_.default):
+        written = node.args[0]
+        if isinstance(written, torch.fx.Node) and written.op == "placeholder":
+            place = source_place(node.meta.get("stack_trace"))
+            raise LeftToEagerError(
+                f"the backward writes to a buffer, parameter or argument{place and f' at {place}'}, which a compiled "
+                "program does in its forward alone",
+                "write to it in the forward, or in a hook on a parameter, which runs outside of the model; or use "
+                'torch.compile(model, backend="retrograd"), which runs it in eager, or retrograd.enable()',
+            )
+
+
 def shared_memory_error() -> LeftToEagerError:
     """The error for arguments that AOTAutograd made one of, because a write to one changes the others."""
     return LeftToEagerError(

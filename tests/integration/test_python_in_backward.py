@@ -7,6 +7,7 @@ from __future__ import annotations
 import copy
 from typing import Any
 
+import pytest
 import torch
 from torch import Tensor, nn
 
@@ -73,3 +74,87 @@ def test_parameters_in_the_backward_of_a_custom_function_and_in_a_hook() -> None
         # Numbers that only the backward reads are looked at before each call, as others are.
         if turn == 1:
             SLOPE, model.share, eager.share = 3.0, 0.5, 0.5
+
+
+class Masking(torch.autograd.Function):
+    """Leaves its mask in a module, and finds it there in its backward."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, module: nn.Module) -> Tensor:
+        ctx.module, module.mask = module, (x > 0).to(x.dtype)
+        return x * module.mask
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None]:
+        return gradients[0] * ctx.module.mask * 3, None
+
+
+class Remembering(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(3, 3)
+        self.last, self.mask = torch.zeros(2, 3), None
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = self.linear(x)
+        self.last = h.detach()
+        h.register_hook(lambda gradient: gradient * self.last)
+        masked: Tensor = Masking.apply(h, self)  # type: ignore[no-untyped-call]
+        return masked
+
+
+def test_attributes_that_the_forward_sets_and_the_backward_reads() -> None:
+    """A trace of the backward found in them what was there before the forward."""
+    torch.manual_seed(0)
+    model, x = Remembering(), torch.randn(2, 3)
+    eager = copy.deepcopy(model)
+    step = retrograd.compile_backward(model, (x,))
+    assert model.mask is None and not model.last.any()
+    for _ in range(2):
+        x = torch.randn(2, 3)
+        found = [
+            torch.autograd.grad(call(x).square().sum(), list(module.parameters()))
+            for module, call in ((model, step), (eager, eager))
+        ]
+        assert found[1][0].any()
+        torch.testing.assert_close(*found)
+        torch.testing.assert_close(model.last, eager.last)
+
+
+class Counting(nn.Module):
+    """The largest gradients are kept by a hook, as training in float8 does."""
+
+    largest: Tensor
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(3, 3)
+        self.register_buffer("largest", torch.zeros(()))
+
+    def forward(self, x: Tensor) -> Tensor:
+        h: Tensor = self.linear(x)
+        h.register_hook(self.scale)
+        return h * 1
+
+    def scale(self, gradient: Tensor) -> Tensor:
+        self.largest.copy_(torch.maximum(self.largest, gradient.abs().max()))
+        return gradient / self.largest
+
+
+def test_a_backward_that_writes_is_refused_or_runs_in_eager(caplog: pytest.LogCaptureFixture) -> None:
+    """It failed in the import, with torch-mlir's words."""
+    torch.manual_seed(0)
+    model, x = Counting(), torch.randn(2, 3)
+    with pytest.raises(
+        retrograd.CaptureError, match=r"the backward writes to a buffer.*\n.*write to it in the forward"
+    ):
+        retrograd.compile_backward(model, (x,))
+    eager = copy.deepcopy(model)
+    step = torch.compile(model, backend="retrograd")
+    for _ in range(2):
+        for module, call in ((model, step), (eager, eager)):
+            module.zero_grad()
+            call(x).square().sum().backward()
+        torch.testing.assert_close(model.largest, eager.largest)
+        torch.testing.assert_close(model.linear.weight.grad, eager.linear.weight.grad)
+    assert "run in eager: the backward writes to a buffer" in caplog.text
