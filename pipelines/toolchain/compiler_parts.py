@@ -36,9 +36,9 @@ _PRINTED_UNCHECKED = "--mlir-print-assume-verified"
 # a small one.
 _NO_PACKED_KERNELS = "--iree-llvmcpu-enable-ukernels=none"
 # To each module IREE links a mathematical library, and LLVM optimizes and compiles all of it before the linker drops
-# what no kernel calls, which is all of it in code of float32: a fifth of the time of a module of one kernel, a tenth of
-# one of seven. Where none of these functions can be called LLVM is told to leave them as they are. It was looked up for
-# which ops of which types kernels call one: those of float64, remainders, and conversions of float16 on a CPU without.
+# what no kernel calls, which is all of it in code of float32: a tenth of the time of a small module. Where none of
+# these functions can be called LLVM is told to leave them as they are. It was looked up for which ops of which types
+# kernels call one: those of float64, remainders, and conversions of float16 on a CPU without.
 _LIBRARY = (
     *("exp", "expf", "specialcase", "log", "powf", "fmodf", "frexpf", "ldexpf", "scalbnf"),
     *(f"__math_{name}" for name in ("divzero", "invalid", "invalidf", "oflow", "oflowf", "uflow", "uflowf")),
