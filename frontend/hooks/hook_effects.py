@@ -10,7 +10,9 @@ import collections
 import dis
 import logging
 import queue
-from collections.abc import Callable, Iterator
+import sys
+from collections.abc import Callable, Collection, Iterator, Sequence
+from dataclasses import dataclass
 from functools import partial
 from types import BuiltinFunctionType, CodeType, FunctionType, MethodType, ModuleType
 from typing import Any
@@ -25,6 +27,8 @@ from retrograd.frontend.python.source_locations import is_user_file
 _DEEPEST = 4
 _PLAIN = (bool, int, float, complex, str, type(None), torch.dtype, torch.device, torch.Size, slice)
 _WRITES = ("STORE_GLOBAL", "STORE_NAME", "STORE_ATTR", "STORE_SUBSCR", "DELETE_", "IMPORT_", "YIELD_")
+# What is called by neither its global name nor as a method stands beside this, behind it from Python 3.13 on.
+_CALLED, _BESIDE = "PUSH_NULL", 1 if sys.version_info < (3, 13) else -1
 _COMPUTING = frozenset(
     (
         *(abs, all, any, bool, divmod, enumerate, float, getattr, hasattr, int, isinstance, len, list, max, min, pow),
@@ -40,6 +44,10 @@ _OF_OTHERS = frozenset(
 )
 # By these a tensor's contents become Python's.
 _TELLING = frozenset(("item", "tolist", "numpy", "save", "is_nonzero"))
+# By these what PyTorch does from then on is another; so it is by all that begin with "set_".
+_SETTING = frozenset(("manual_seed", "seed"))
+# PyTorch's own functions that do more than to compute.
+_OF_MORE = ("torch.distributed", "torch.serialization", "torch.random", "torch.cuda", "torch.utils", "torch.autograd")
 
 
 def only_computes(hook: Callable[..., Any]) -> bool:
@@ -53,6 +61,8 @@ def _computes(value: Any, depth: int) -> bool:
         return False
     if isinstance(value, partial):
         return _computes(value.func, depth) and all(map(_is_value, (*value.args, *value.keywords.values())))
+    if str(getattr(value, "__module__", "")).startswith(_OF_MORE) or _is_effect(str(getattr(value, "__name__", ""))):
+        return False
     if isinstance(value, BuiltinFunctionType | type):
         return _is_torchs(value) or value in _COMPUTING
     owner = [value.__self__] if isinstance(value, MethodType) else []
@@ -67,12 +77,21 @@ def _computes(value: Any, depth: int) -> bool:
     functions = [root for root in roots if callable(root) and not isinstance(root, torch.nn.Module | torch.Tensor)]
     others = [root for root in roots if not (_is_value(root) or _is_torchs(root) or any(root is f for f in functions))]
 
-    def is_tensors(name: str) -> bool:
-        if name in _TELLING or name not in _OF_TENSORS:
-            return False
-        return not others or not (name in _OF_OTHERS or any(hasattr(other, name) for other in others))
+    reached = _reached(others, _attribute_names(function.__code__))
 
-    return _is_pure(function.__code__, is_tensors) and all(_computes(f, depth + 1) for f in functions if f is not value)
+    def is_tensors(name: str) -> bool:
+        if _is_effect(name) or name not in _OF_TENSORS:
+            return False
+        return not others or not (name in _OF_OTHERS or any(hasattr(other, name) for other in reached))
+
+    read = {**vars(builtins), **function.__globals__, **cells_of(function)}
+    called = {name for name in read if callable(read[name])} - {*function.__code__.co_cellvars}
+    code = _Code(is_tensors, called, bool(others))
+    return code.is_pure(function.__code__) and all(_computes(f, depth + 1) for f in functions if f is not value)
+
+
+def _is_effect(name: str) -> bool:
+    return name in _TELLING or name in _SETTING or name.startswith("set_")
 
 
 def _read(function: FunctionType) -> Iterator[Any]:
@@ -87,17 +106,70 @@ def _global_names(code: CodeType) -> set[str]:
     return read.union(*(_global_names(part) for part in code.co_consts if isinstance(part, CodeType)))
 
 
-def _is_pure(code: CodeType, is_tensors: Callable[[str], bool]) -> bool:
-    """Whether code writes to nothing but its own variables, and calls methods of tensors alone, by their names."""
-    for instruction in dis.get_instructions(code):
-        name = instruction.opname
-        if name.startswith(_WRITES) or (name == "STORE_DEREF" and instruction.argval in code.co_freevars):
+def _attribute_names(code: CodeType) -> set[str]:
+    return {*code.co_names}.union(*(_attribute_names(part) for part in code.co_consts if isinstance(part, CodeType)))
+
+
+def _reached(others: Sequence[Any], names: Collection[str]) -> list[Any]:
+    """List what code comes to from these objects by attributes of these names, and what containers among them hold."""
+    found: dict[int, Any] = {}
+    waiting = [*others]
+    while waiting:
+        value = waiting.pop()
+        if id(value) in found or _is_value(value) or _is_torchs(value):
+            continue
+        found[id(value)] = value
+        if isinstance(value, tuple | list | set | frozenset):
+            waiting.extend(value)
+        elif isinstance(value, dict):
+            waiting.extend(value.values())
+        tables = [getattr(value, "__dict__", {}), getattr(value, "__dict__", {}).get("_modules") or {}]
+        waiting.extend(table[name] for table in tables for name in names if name in table)
+    return [*found.values()]
+
+
+@dataclass(frozen=True)
+class _Code:
+    """How code is looked at: which names are of methods of tensors, which of its closure's and globals are called as
+    they are, and whether it has more than tensors and numbers to write to."""
+
+    is_tensors: Callable[[str], bool]
+    called: Collection[str]
+    has_others: bool
+
+    def is_pure(self, code: CodeType) -> bool:
+        """Whether code writes to nothing but its own variables, and calls functions that it names, and methods of
+        tensors, by their names."""
+        # "out" is among the names of a call's arguments.
+        if any("out" in names for names in code.co_consts if isinstance(names, tuple)):
+            return False
+        steps = [*dis.get_instructions(code)]
+        if not all(self._is_pure(code, steps, place) for place in range(len(steps))):
+            return False
+        return all(self.is_pure(part) for part in code.co_consts if isinstance(part, CodeType))
+
+    def _is_pure(self, code: CodeType, steps: Sequence[dis.Instruction], place: int) -> bool:
+        step = steps[place]
+        name = step.opname
+        if name.startswith(_WRITES) or (name == "STORE_DEREF" and step.argval in code.co_freevars):
+            return False
+        if name == _CALLED:
+            beside = steps[place + _BESIDE]
+            return beside.opname == "LOAD_DEREF" and beside.argval in self.called
+        if name == "LOAD_GLOBAL" and "NULL" in step.argrepr and step.argval not in self.called:
+            # A function of a module that is imported.
+            return steps[place + 1].opname == "LOAD_ATTR" and self._is_fresh(steps[place + 1], step)
+        # `+=` writes to a list, and a context may do anything.
+        if self.has_others and (name == "BEFORE_WITH" or (name == "BINARY_OP" and step.argrepr.endswith("="))):
             return False
         # From Python 3.12 on methods are loaded as attributes are, with "NULL|self + " before their name in the text.
-        is_method = name == "LOAD_METHOD" or (name == "LOAD_ATTR" and "NULL|self" in instruction.argrepr)
-        if is_method and not is_tensors(instruction.argval):
-            return False
-    return all(_is_pure(part, is_tensors) for part in code.co_consts if isinstance(part, CodeType))
+        is_method = name == "LOAD_METHOD" or (name == "LOAD_ATTR" and "NULL|self" in step.argrepr)
+        return not is_method or self._is_fresh(step, steps[place - 1])
+
+    def _is_fresh(self, method: dis.Instruction, before: dis.Instruction) -> bool:
+        """Whether a method is one of tensors, and writes to none but what code has computed."""
+        writes = method.argval.endswith("_") and before.opname in ("LOAD_DEREF", "LOAD_GLOBAL", "LOAD_ATTR")
+        return self.is_tensors(method.argval) and not writes
 
 
 def _is_value(value: Any) -> bool:

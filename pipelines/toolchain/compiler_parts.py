@@ -50,7 +50,7 @@ _HALF_LIBRARY = (
     *("__extendhfsf2", "__truncsfhf2", "__extendhfdf2", "__truncdfhf2"),
 )
 _CALLS_LIBRARY = re.compile(r"f64>|\bmath\.\w+ [^\n]*f64|\barith\.remf\b")
-_HALF = re.compile(r"(?<![a-z])f16\b")
+_HALF = re.compile(r"(?<!b)f16\b")
 
 
 def has_one_thread(environment: Mapping[str, str] = os.environ) -> bool:

@@ -51,6 +51,8 @@ def test_kernels_for_packed_products_stay_where_products_are_packed() -> None:
         ("%1 = math.exp %0 : f32", {"powf", "__truncsfhf2"}),
         ("%1 = arith.extf %0 : bf16 to f32", {"powf", "__truncsfhf2"}),
         ("%1 = arith.extf %0 : f16 to f32", {"powf"}),
+        ("%1 = linalg.matmul ins(%0, %0 : tensor<2x2xf16>, tensor<2x2xf16>)", {"powf"}),
+        ("%1 = linalg.matmul ins(%0, %0 : tensor<2x2xbf16>, tensor<2x2xbf16>)", {"powf", "__truncsfhf2"}),
         ("%1 = linalg.softmax outs(%0 : tensor<2xf64>)", set()),
         ("%1 = math.log %0 : f64", set()),
         ("%1 = arith.remf %0, %2 : f32", set()),

@@ -12,15 +12,33 @@ from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.distributed import all_reduce
 
 import retrograd
 from retrograd.frontend.hooks.hook_effects import only_computes, tensors_behind
 
-SCALE, LOGGER = 2.0, logging.getLogger(__name__)
+SCALE, LOGGER, BUFFER = 2.0, logging.getLogger(__name__), torch.zeros(1)
 FOUND: list[Any] = []
+CALLED = [FOUND.append]
 SEEN: set[int] = set()
+
+
+class Tracker:
+    """Has a method that is named as one of tensors, and is a context."""
+
+    count = 0
+
+    def norm(self, gradient: Tensor) -> None:
+        self.count += 1
+
+    def __enter__(self) -> None:
+        self.count += 1
+
+    def __exit__(self, *_: object) -> None:
+        self.count += 1
 
 
 class Owner(nn.Module):
@@ -29,6 +47,7 @@ class Owner(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.bound, self.count, self.last, self.tags = 1.0, 0, torch.zeros(0), SEEN
+        self.tracker, self.found, self.called = Tracker(), FOUND, CALLED
 
     def clips(self, gradient: Tensor) -> Tensor:
         return gradient.clamp(-self.bound, self.bound)
@@ -41,6 +60,24 @@ class Owner(nn.Module):
 
     def tags_it(self, gradient: Tensor) -> None:
         self.tags.add(1)
+
+    def tracks(self, gradient: Tensor) -> None:
+        self.tracker.norm(gradient)
+
+    def calls_each(self, gradient: Tensor) -> None:
+        for call in self.called:
+            call(gradient)
+
+    def lengthens(self, gradient: Tensor) -> None:
+        found = self.found
+        found += [gradient]
+
+    def adds_up(self, gradient: Tensor) -> None:
+        self.last.add_(gradient)
+
+    def within(self, gradient: Tensor) -> Tensor:
+        with self.tracker:
+            return gradient * 2
 
     def log(self, gradient: Tensor) -> None:
         FOUND.append(gradient)
@@ -71,6 +108,15 @@ def writes_to_a_row(gradient: Tensor) -> Tensor:
     return gradient
 
 
+def by_another_name(gradient: Tensor) -> None:
+    append = FOUND.append
+    append(gradient)
+
+
+def calling(function: Callable[[Tensor], Any]) -> Callable[[Tensor], Any]:
+    return lambda gradient: function(gradient)
+
+
 def counting() -> Callable[[Tensor], None]:
     count = 0
 
@@ -95,6 +141,7 @@ def counting() -> Callable[[Tensor], None]:
         lambda g: doubled(g).mul(2),
         doubled,
         OWNER.clips,
+        calling(doubled),
         partial(torch.mul, other=2),
         torch.relu,
         retrograd.inlineable(lambda g: print(g)),
@@ -114,6 +161,23 @@ def test_hooks_that_compute(hook: Any) -> None:
         lambda g: g.norm().item(),
         lambda g: print("a gradient"),
         lambda g: OWNER.log(g),
+        lambda g: logging.info("a gradient"),
+        lambda g: dist.all_reduce(g),
+        lambda g: all_reduce(g),
+        lambda g: torch.manual_seed(0),
+        lambda g: torch.set_num_threads(1),
+        lambda g: BUFFER.add_(g),
+        lambda g: torch.add(g, 1, out=BUFFER),
+        lambda g: CALLED[0](g),
+        lambda g: getattr(FOUND, "append")(g),  # noqa: B009
+        by_another_name,
+        calling(FOUND.append),
+        calling(prints),
+        OWNER.tracks,
+        OWNER.calls_each,
+        OWNER.lengthens,
+        OWNER.adds_up,
+        OWNER.within,
         OWNER.counts,
         OWNER.keeps,
         OWNER.tags_it,
