@@ -28,7 +28,7 @@ from retrograd.frontend.python.drawn_arrays import without_arrays
 from retrograd.frontend.python.holders import MadeTensors
 from retrograd.frontend.python.kept_attributes import contained, is_read_again
 from retrograd.frontend.python.python_calls_seen import BackwardWatch, PythonSeen, run_watched
-from retrograd.frontend.python.python_functions import is_programs, may_write, names_but_of, names_in
+from retrograd.frontend.python.python_functions import is_layer, is_programs, may_write, names_in
 from retrograd.frontend.python.python_places import Place, PythonValues
 from retrograd.frontend.python.python_tables import ABSENT, told_of
 from retrograd.frontend.python.python_values import find_generators, find_values
@@ -253,11 +253,19 @@ class FlatModule(torch.nn.Module):
         """Go by nothing that hooks alone read, which are called, and may write there."""
         if self.python is None or self._ran is None:
             return
-        called = self.hook_calls.codes()
-        others = {name for code in self._ran[0].codes for name in names_but_of(code, called)}
+        # A hook whose code the model runs itself, too, has nothing for itself.
+        ran = self._ran[0]
+        called = self.hook_calls.codes() - ran.codes
+        others = ran.read.union(*(names_in(code, called) for code in ran.codes))
         of_hooks = {name for code in called for name in names_in(code)} - others
+        # Layers of PyTorch's read what they have by names that are not looked for.
+        of_layers = {id(vars(module)) for module in self.modules() if is_layer(module)}
         self.python = self.python.without(
-            [place for place in self.python.places if not of_hooks.isdisjoint(re.split(r"[.\[]", place.path))]
+            [
+                place
+                for place in self.python.places
+                if id(place.table) not in of_layers and not of_hooks.isdisjoint(re.split(r"[.\[]", place.path))
+            ]
         )
 
     def _guard_first_set(self, call: Callable[[], Any], tensors: Sequence[torch.Tensor]) -> None:

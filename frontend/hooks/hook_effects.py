@@ -45,7 +45,7 @@ _OF_OTHERS = frozenset(
 # By these a tensor's contents become Python's.
 _TELLING = frozenset(("item", "tolist", "numpy", "save", "is_nonzero"))
 # By these what PyTorch does from then on is another; so it is by all that begin with "set_".
-_SETTING = frozenset(("manual_seed", "seed"))
+_SETTING = frozenset(("manual_seed", "initial_seed"))
 # PyTorch's own functions that do more than to compute.
 _OF_MORE = ("torch.distributed", "torch.serialization", "torch.random", "torch.cuda", "torch.utils", "torch.autograd")
 

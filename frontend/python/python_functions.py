@@ -47,24 +47,19 @@ def cells_of(function: FunctionType) -> dict[str, Any]:
     return {name: value for name, cell in pairs if (value := in_cell(cell).get(name, ABSENT)) is not ABSENT}
 
 
-def names_in(code: CodeType) -> Iterator[str]:
-    """Yield the names in code, in functions within it too, and texts in it, which may be names."""
+def names_in(code: CodeType, but_of: Collection[CodeType] = ()) -> Iterator[str]:
+    """Yield the names in code, in functions within it too, and texts in it, which may be names; none ``but_of``
+    these."""
+    if code in but_of:
+        return
     yield from code.co_names
     for constant in code.co_consts:
         if isinstance(constant, CodeType):
-            yield from names_in(constant)
+            yield from names_in(constant, but_of)
         # A pattern of ``match`` has a tuple of them.
         for text in constant if isinstance(constant, tuple) else (constant,):
             if isinstance(text, str) and text.isidentifier():
                 yield text
-
-
-def names_but_of(code: CodeType, others: Collection[CodeType]) -> set[str]:
-    """The names in code, and in functions within it, but for these ``others``."""
-    if code in others:
-        return set()
-    inner = (part for part in code.co_consts if isinstance(part, CodeType))
-    return {*code.co_names}.union(*(names_but_of(part, others) for part in inner))
 
 
 @functools.cache
@@ -133,6 +128,12 @@ def is_programs(code: CodeType) -> bool:
 def is_in_program(file: str) -> bool:
     """Whether a file is of no library that the user installed."""
     return "site-packages" not in file
+
+
+def is_layer(module: torch.nn.Module) -> bool:
+    """Whether a module is of a class of PyTorch's, or of one made of such, whose code is not looked at."""
+    kinds = (kind for kind in type(module).__mro__ if issubclass(kind, torch.nn.Module))
+    return any(kind is not torch.nn.Module and not is_users_class(kind) for kind in kinds)
 
 
 class Names:

@@ -233,6 +233,45 @@ def test_hooks_that_a_model_puts_on_what_it_computes(monkeypatch: pytest.MonkeyP
     assert_same(*([p.grad for p in m.parameters() if p.grad is not None] for m in (model, eager)))
 
 
+class SharedByHooks(nn.Module):
+    """Reads by names of other code what its hooks read too: by one that is put together, in a layer of PyTorch's, and
+    in a hook that it calls itself."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.act, self.gain_1, self.scale = nn.LeakyReLU(0.1), 2.0, 3.0
+        self.found = list[float]()
+
+    def keep(self, _: Tensor) -> None:
+        self.found.append(self.gain_1 * self.act.negative_slope)
+
+    def scaled(self, x: Tensor) -> Tensor:
+        self.ndim = x.dim()
+        return x * self.scale
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.scaled(self.act(x.sin() * getattr(self, f"gain_{x.dim()}")))
+        y.register_hook(self.keep)
+        y.register_hook(self.scaled)
+        return y.cos()
+
+
+def test_what_hooks_read_and_the_model_too_is_looked_at() -> None:
+    """Another value of that is compiled for once more."""
+    model = SharedByHooks()
+    eager = copy.deepcopy(model)
+    x = torch.linspace(-2, 2, 5).requires_grad_()
+    compiled = retrograd.compile_backward(model, (x,))
+    for part, name in (("", "found"), ("", "gain_1"), ("act", "negative_slope"), ("", "scale")):
+        gradients: list[Tensor] = []
+        for owner, call in ((model, compiled), (eager, eager)):
+            if name != "found":
+                setattr(owner.get_submodule(part), name, 0.7)
+            gradients += torch.autograd.grad(call(x).sum(), x)
+        assert_same(gradients[:1], gradients[1:])
+    assert model.found == eager.found
+
+
 def test_a_hook_that_goes_by_what_the_model_computed_is_refused() -> None:
     """It would see tensors of the trace."""
     seen: list[Tensor] = []
