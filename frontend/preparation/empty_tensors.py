@@ -13,6 +13,7 @@ from torch._ops import OpOverload
 from torch.fx import GraphModule, Node
 
 from retrograd.frontend.doors.deferred_code import recompile_when_called
+from retrograd.frontend.layers.random_ops import DRAW_SEED, UNIFORM
 
 aten = torch.ops.aten
 
@@ -55,10 +56,12 @@ def forget_layouts(graph_module: GraphModule) -> None:
 
 
 def erase_unused(graph_module: GraphModule, unused: list[Node]) -> None:
-    """Erase nodes that nothing uses, then those that only these used. What hooks and checks do is no node's result."""
+    """Erase nodes that nothing uses, then those that only these used. What hooks and checks do is no node's result; a
+    seed that nothing is drawn by is no argument of the program."""
     while unused:
         node = unused.pop()
-        if node.users or not is_pure(node) or node.is_impure():
+        is_drawn = node.target in (DRAW_SEED, UNIFORM)
+        if node.users or not (is_drawn or (is_pure(node) and not node.is_impure())):
             continue
         before = node.all_input_nodes
         graph_module.graph.erase_node(node)

@@ -261,6 +261,21 @@ def test_dynamo() -> None:
         torch.testing.assert_close(compiled(x), results[0][0])
 
 
+def test_random_numbers_of_which_none_is_used() -> None:
+    """As where a share of a batch that rounds to no row is chosen by them: the program takes no seed."""
+
+    def model(x: Tensor) -> Tensor:
+        level = torch.ones(3)
+        level[: int(3 * 0.2)] = torch.randint(5, 9, (3,))[: int(3 * 0.2)].float()
+        return x.square() * level
+
+    x = torch.arange(3.0, requires_grad=True)
+    step = retrograd.compile_backward(model, (x,))
+    (gradient,) = torch.autograd.grad(step(x).sum(), x)
+    assert gradient.tolist() == [0.0, 2.0, 4.0]
+    assert "draw_seed" not in step.mlir("imported")
+
+
 class RandomBackward(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor) -> Tensor:
