@@ -10,6 +10,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 import torch
+from torch._functorch._aot_autograd.descriptors import InputMutationAOTOutput, TangentAOTInput
 
 from retrograd.contract.sizes import evaluate_size
 from retrograd.frontend.doors.deferred_code import make_graph_module
@@ -90,6 +91,33 @@ def tangents_of_results(graph_module: torch.fx.GraphModule, first: int) -> list[
     """The same of the results of a graph, from the ``first`` on."""
     behind, results = tangents_behind(graph_module), graph_module.graph.output_node().args[0]
     return [behind[r] if isinstance(r, torch.fx.Node) else frozenset() for r in list(results)[first:]]  # type: ignore[arg-type]
+
+
+def leave_out_updates(joint: torch.fx.GraphModule, first: int, examples: Sequence[Any]) -> None:
+    """Have a joint graph, whose gradients begin at ``first``, give none for leaves that the model only updates.
+
+    A leaf that requires grad is updated where gradients are off, as the weights of a teacher are: autograd does not see
+    it. AOTAutograd takes what it is updated to for an output, and its gradient for that of zeros. ``examples`` are the
+    graph's primals.
+    """
+    placeholders = joint.graph.find_nodes(op="placeholder")
+    leaves = {
+        node.meta.get("desc")
+        for node, example in zip(placeholders, examples, strict=False)
+        if isinstance(example, torch.Tensor) and example.requires_grad and example.is_leaf
+    }
+    outputs = {n.name: n.meta["desc"].output for n in placeholders if isinstance(n.meta.get("desc"), TangentAOTInput)}
+    updates = {
+        name
+        for name, output in outputs.items()
+        if isinstance(output, InputMutationAOTOutput) and output.mutated_input in leaves
+    }
+    output = joint.graph.output_node()
+    results = list(output.args[0])  # type: ignore[arg-type]
+    for place, behind in enumerate(tangents_of_results(joint, first) if updates else (), first):
+        if behind and behind <= updates:
+            results[place] = None
+    output.args = (tuple(results),)
 
 
 # Additions, whose operand at one place stays without the one at another.

@@ -27,6 +27,7 @@ from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode, f
 from retrograd.contract.roles import BACKWARD, FORWARD, JOINT
 from retrograd.frontend.decompositions.convolutions.windows import refusing_written_windows
 from retrograd.frontend.decompositions.table import tracing_table
+from retrograd.frontend.doors.absent_tangents import leave_out_updates
 from retrograd.frontend.doors.call_plan import boxed
 from retrograd.frontend.doors.captured_graph import Captured
 from retrograd.frontend.doors.eager_peak import eager_peak_of_graph
@@ -176,6 +177,7 @@ def _compile(
         if find_seed(joint.graph) is not None or draws_numbers(joint):
             # Drawn once more, they would be others.
             derivatives.eager = None
+        leave_out_updates(joint, num_fwd_outputs, example_inputs)
         functions.update(compile_traced(joint, JOINT, num_fwd_outputs))
         outputs.append(num_fwd_outputs)
         return split_joint(joint, functions[BACKWARD], num_fwd_outputs)

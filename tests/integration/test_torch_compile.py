@@ -505,3 +505,36 @@ def test_numbers_that_python_draws_are_drawn_at_each_call(draw: Callable[[], flo
         torch.testing.assert_close(found, expected)
         torch.testing.assert_close(torch.autograd.grad(found, x), torch.autograd.grad(expected, x))
     assert captured() == 1
+
+
+class Teacher(nn.Module):
+    """Follows a student, as in self-distillation; its parameters require grad all the same."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.student, self.teacher, self.shift = nn.Linear(4, 3), nn.Linear(4, 3), nn.Parameter(torch.ones(3))
+
+    def forward(self, x: Tensor) -> Tensor:
+        scaled = (x @ self.student.weight.T + self.shift).square().sum()
+        with torch.no_grad():
+            for own, other in zip(self.teacher.parameters(), self.student.parameters(), strict=True):
+                own.mul_(0.9).add_(other * 0.1)
+            # Of what has a gradient, by what ran before.
+            self.shift.mul_(0.5)
+        return (self.student(x) - self.teacher(x).detach()).square().sum() + scaled
+
+
+def test_what_is_only_updated_has_no_gradient() -> None:
+    """None, as in eager: of zeros an optimizer with weight decay would move it."""
+    torch.manual_seed(0)
+    model, x = Teacher(), matrix(2)
+    reference = copy.deepcopy(model)
+    compiled = torch.compile(model, backend="retrograd")
+    for call, of in ((compiled, model), (reference, reference)):
+        optimizer = torch.optim.AdamW(of.parameters(), lr=0.01, weight_decay=0.1)
+        for _ in range(3):
+            optimizer.zero_grad()
+            call(x).backward()
+            optimizer.step()
+        assert [p.grad is None for p in of.parameters()] == [False, False, False, True, True]
+    torch.testing.assert_close(model.state_dict(), reference.state_dict(), rtol=TOLERANCE, atol=TOLERANCE)
