@@ -521,7 +521,8 @@ class Teacher(nn.Module):
                 own.mul_(0.9).add_(other * 0.1)
             # Of what has a gradient, by what ran before.
             self.shift.mul_(0.5)
-        return (self.student(x) - self.teacher(x).detach()).square().sum() + scaled
+        result: Tensor = (self.student(x) - self.teacher(x).detach()).square().sum() + scaled
+        return result
 
 
 def test_what_is_only_updated_has_no_gradient() -> None:
