@@ -50,6 +50,11 @@ _SETTING = frozenset(("manual_seed", "initial_seed"))
 _OF_MORE = ("torch.distributed", "torch.serialization", "torch.random", "torch.cuda", "torch.utils", "torch.autograd")
 
 
+def of_several(hook: Any) -> bool:
+    """Whether PyTorch has made a hook of one for several gradients, of ``register_multi_grad_hook``."""
+    return getattr(getattr(hook, "__code__", None), "co_filename", None) == torch.autograd.graph.__file__
+
+
 def only_computes(hook: Callable[..., Any]) -> bool:
     """Whether all that a hook does is seen to be computing what it gives; so is what is marked as `inlineable`, and
     functions of PyTorch's."""
@@ -61,7 +66,11 @@ def _computes(value: Any, depth: int) -> bool:
         return False
     if isinstance(value, partial):
         return _computes(value.func, depth) and all(map(_is_value, (*value.args, *value.keywords.values())))
-    if str(getattr(value, "__module__", "")).startswith(_OF_MORE) or _is_effect(str(getattr(value, "__name__", ""))):
+    if (
+        of_several(value)
+        or str(getattr(value, "__module__", "")).startswith(_OF_MORE)
+        or _is_effect(str(getattr(value, "__name__", "")))
+    ):
         return False
     if isinstance(value, BuiltinFunctionType | type):
         return _is_torchs(value) or value in _COMPUTING
@@ -205,5 +214,7 @@ def tensors_behind(hook: Any) -> Iterator[torch.Tensor]:
             waiting.extend((value.func, value.args, value.keywords))
         elif isinstance(value, MethodType):
             waiting.append(value.__func__)
+        elif of_several(value):
+            waiting.append(getattr(value, "__wrapped__", None))
         elif isinstance(value, FunctionType) and is_user_file(value.__code__.co_filename):
             waiting.extend((*cells_of(value).values(), value.__defaults__, value.__kwdefaults__))

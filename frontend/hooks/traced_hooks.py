@@ -19,7 +19,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils.hooks import BackwardHook
 
 from retrograd.frontend.hooks.hook_calls import Gradients, HookCalls, ModuleHooks, TensorHook, placed
-from retrograd.frontend.hooks.hook_effects import only_computes, tensors_behind
+from retrograd.frontend.hooks.hook_effects import of_several, only_computes, tensors_behind
 from retrograd.frontend.python.source_locations import CaptureError, place_of_caller
 
 _REGISTER: Any = Tensor.register_hook
@@ -82,6 +82,12 @@ class _TensorHooks(TorchFunctionMode):
         return func(tensor, self._replaced(tensor, hook))
 
     def _replaced(self, tensor: Tensor, hook: Callable[..., Any]) -> Callable[..., Any]:
+        if of_several(hook) and not hasattr(hook, "__wrapped__"):
+            raise CaptureError(
+                f"a hook waits for all of several gradients, by register_multi_grad_hook, which counts nodes of a "
+                f"graph that compiled code has none of{place_of_caller()}",
+                "put hooks on the tensors one by one, or use retrograd.enable(), under which it is called as in eager",
+            )
         if type(tensor) in _REAL or only_computes(hook):
             return hook
         if any(type(other) not in _REAL for other in tensors_behind(hook)):

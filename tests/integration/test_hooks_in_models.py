@@ -8,12 +8,13 @@ import copy
 import warnings
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 import torch
 from compared import assert_same
 from torch import Tensor, nn
+from torch.autograd.graph import register_multi_grad_hook
 from torch.utils.checkpoint import checkpoint
 
 import retrograd
@@ -283,3 +284,22 @@ def test_a_hook_that_goes_by_what_the_model_computed_is_refused() -> None:
 
     with pytest.raises(retrograd.CaptureError, match=r"(?s)goes by other tensors.*in model.*inlineable"):
         retrograd.compile_backward(model, (torch.randn(3, requires_grad=True),))
+
+
+def test_hooks_of_several_gradients() -> None:
+    """One for any of them is called once a step; one for all would never be, and is refused."""
+    calls: list[int] = []
+
+    def model(x: Tensor, mode: Literal["any", "all"]) -> Tensor:
+        y = x.sin()
+        z = y * 2
+        register_multi_grad_hook((y, z), lambda _: calls.append(1), mode=mode)
+        return z.cos()
+
+    x = torch.randn(3, requires_grad=True)
+    compiled = retrograd.compile_backward(model, (x, "any"))
+    for step in range(3):
+        assert len(calls) == step
+        compiled(x, "any").sum().backward()
+    with pytest.raises(retrograd.CaptureError, match=r"(?s)register_multi_grad_hook.*in model.*one by one"):
+        retrograd.compile_backward(model, (x, "all"))
