@@ -141,20 +141,43 @@ class Counting(nn.Module):
         return gradient / self.largest
 
 
+class Scaled(torch.autograd.Function):
+    """Has the hook for its backward."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, model: Counting) -> Tensor:
+        ctx.model = model
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> Any:
+        return ctx.model.scale(gradient), None
+
+
+class CountingInFunction(Counting):
+    """Keeps them in the backward of a custom function."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        scaled: Tensor = Scaled.apply(self.linear(x), self)  # type: ignore[no-untyped-call]
+        return scaled
+
+
 def test_a_backward_that_writes_is_refused_or_runs_in_eager(caplog: pytest.LogCaptureFixture) -> None:
-    """It failed in the import, with torch-mlir's words."""
+    """It failed in the import, with torch-mlir's words. A hook that writes is called."""
     torch.manual_seed(0)
     model, x = Counting(), torch.randn(2, 3)
     with pytest.raises(
         retrograd.CaptureError, match=r"the backward writes to a buffer.*\n.*write to it in the forward"
     ):
-        retrograd.compile_backward(model, (x,))
-    eager = copy.deepcopy(model)
+        retrograd.compile_backward(CountingInFunction(), (x,))
+    eager, called = copy.deepcopy(model), copy.deepcopy(model)
     step = torch.compile(model, backend="retrograd")
+    ahead = retrograd.compile_backward(called, (x,))
     for _ in range(2):
-        for module, call in ((model, step), (eager, eager)):
+        for module, call in ((model, step), (called, ahead), (eager, eager)):
             module.zero_grad()
             call(x).square().sum().backward()
-        torch.testing.assert_close(model.largest, eager.largest)
-        torch.testing.assert_close(model.linear.weight.grad, eager.linear.weight.grad)
+        for module in (model, called):
+            torch.testing.assert_close(module.largest, eager.largest)
+            torch.testing.assert_close(module.linear.weight.grad, eager.linear.weight.grad)
     assert "run in eager: the backward writes to a buffer" in caplog.text
