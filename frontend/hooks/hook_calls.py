@@ -12,7 +12,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 import weakref
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass
 from types import CodeType
@@ -207,6 +207,31 @@ def hooks_left_out() -> Iterator[None]:
 def calls_hooks(graph: torch.fx.Graph) -> bool:
     """Whether a graph calls hooks."""
     return bool(graph.find_nodes(op="call_function", target=CALL_HOOKS))
+
+
+def refusing_writes(
+    call: Callable[[list[Any]], list[Any]], graph: torch.fx.Graph, inputs: Collection[str]
+) -> Callable[[list[Any]], list[Any]]:
+    """``call``, of a backward's graph, that tells hooks that write to what the backward reads of the program's
+    ``inputs``, by name: parameters, buffers and arguments. Eager refuses those too.
+
+    Raises:
+        RuntimeError: a hook does.
+    """
+    places = {n.name: i for i, n in enumerate(graph.find_nodes(op="placeholder")) if n.name in inputs and n.users}
+
+    def run(tensors: list[Any]) -> list[Any]:
+        read = [t for place in places.values() if isinstance(t := tensors[place], Tensor) and not t.is_inference()]
+        before = [t._version for t in read]
+        results = call(tensors)
+        if written := [t for t, version in zip(read, before, strict=True) if t._version != version]:
+            raise RuntimeError(
+                f"a hook wrote to a tensor of shape {tuple(written[0].shape)} that the backward reads, a parameter, a "
+                "buffer or an argument, while it ran: no gradients are given. Write to it after the backward"
+            )
+        return results
+
+    return run
 
 
 def hook_calls(nodes: Iterable[torch.fx.Node]) -> list[HookCall]:

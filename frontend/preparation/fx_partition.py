@@ -37,6 +37,7 @@ from retrograd.frontend.doors.graph_calls import (
 )
 from retrograd.frontend.doors.kept_binding import BindingRecord, recording_what_is_needed
 from retrograd.frontend.doors.second_derivatives import SecondDerivatives
+from retrograd.frontend.hooks.hook_calls import calls_hooks, refusing_writes
 from retrograd.frontend.hooks.pack_hooks import hidden_hooks
 from retrograd.frontend.preparation.narrowing import narrow_graphs, part_names
 from retrograd.frontend.sizes.size_nodes import SIZE, SYMBOLIC, find_axis, find_heads, restore_heads
@@ -65,7 +66,11 @@ def bind(
         keep_residuals()
         if record is not None:
             record.backward = fixed_plan(gm, backward, 0)
-        return boxed(backward_caller(gm, backward, sizes, undefined.may_be_undefined, traced))
+        call = backward_caller(gm, backward, sizes, undefined.may_be_undefined, traced)
+        if calls_hooks(gm.graph):
+            inputs = {n.name for n in captured.graph_module.graph.find_nodes(op="placeholder") if not is_tangent(n)}
+            call = refusing_writes(call, gm.graph, inputs)
+        return boxed(call)
 
     sizes, undefined, traced = size_values(captured.graph_module), UndefinedTangents(), captured.as_traced
     whole = undefined.open() if backward.without is not None else nullcontext()

@@ -312,7 +312,9 @@ class FirstCall:
         with hooks_called_once():
             # By what torch computes, which no fault is in; what runs after that takes what they gave.
             if _find_shortage(graph, self.device, tensors) is None:
+                before = random_states(tensors)
                 graph.run(tensors)
+                set_random_states(before)
             return self._check_once(graph, compiled, tensors)
 
     def _check_once(self, graph: Graph, compiled: Call, tensors: list[Any]) -> list[Any]:

@@ -303,3 +303,24 @@ def test_hooks_of_several_gradients() -> None:
         compiled(x, "any").sum().backward()
     with pytest.raises(retrograd.CaptureError, match=r"(?s)register_multi_grad_hook.*in model.*one by one"):
         retrograd.compile_backward(model, (x, "all"))
+
+
+def test_a_hook_that_writes_to_what_the_backward_reads_is_told(model: Hooked) -> None:
+    """Eager refuses it as well; a write to what is read no more, or only elsewhere, is none of the backward's."""
+    written = {"last": model.last.bias, "shared": model.shared.weight}
+    chosen = ["last"]
+
+    def write(*_: Any) -> None:
+        with torch.no_grad():
+            written[chosen[0]].mul_(0.5)
+
+    model.last.register_full_backward_hook(write)
+    compiled = retrograd.compile_backward(model, (torch.randn(4, 6), torch.ones(4, 8)))
+    step(compiled, model, 0)
+    chosen[0] = "shared"
+    with pytest.raises(RuntimeError, match="inplace operation"):
+        step(model, model, 1)
+    with pytest.raises(RuntimeError, match=r"wrote to a tensor of shape \(8, 8\)"):
+        step(compiled, model, 1)
+    chosen[0] = "last"
+    step(compiled, model, 2)
