@@ -382,6 +382,10 @@ def test_a_row_times_a_matrix_is_sooner_a_librarys() -> None:
     matrix = torch.empty(4096, 2048, device="meta")
     one, two = (known.excess(torch.empty(rows, 4096, device="meta"), matrix) for rows in (1, 2))
     assert one > two == 1
+    # On whichever CPU, if torch has MKL.
+    with library_ops(Libraries(cpu=WORTH_ON_CPU, products=False)):
+        taken = [known.count(torch.empty(rows, 64), torch.empty(64, 8)) for rows in (1, 2)]
+    assert taken == [64 * 8 if torch.backends.mkl.is_available() else None, None]
 
 
 def test_a_product_is_marked_by_its_width() -> None:
