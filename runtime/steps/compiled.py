@@ -238,8 +238,8 @@ class CompiledBackward:
         if left := [island.text for island in self._parts.times.islands if not island.is_library]:
             listed = "\n  ".join(left)
             raise ArtifactError(
-                f"these ops are not compiled, and run in torch; take them out of what is compiled, and use "
-                f"fallback='error' to be told at once:\n  {listed}"
+                f"these ops are not compiled, and run in torch; take them, or the hooks that they call, out of what is "
+                f"compiled (fallback='error' names other ops than hooks at once):\n  {listed}"
             )
         if self._has_collectives:
             raise ArtifactError(
