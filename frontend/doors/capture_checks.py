@@ -11,11 +11,7 @@ from torch._functorch._aot_autograd.descriptors import GradAOTOutput
 from torch._functorch._aot_autograd.schemas import ViewAndMutationMeta
 
 from retrograd.frontend.doors.flat_module import FlatModule
-from retrograd.frontend.python.source_locations import (
-    TO_MODULE,
-    CaptureError,
-    shared_memory_error,
-)
+from retrograd.frontend.python.source_locations import TO_MODULE, CaptureError, shared_memory_error
 
 
 def check_differentiable(flat: FlatModule, tensors: Sequence[torch.Tensor]) -> None:

@@ -10,10 +10,7 @@ from typing import Any
 import torch
 
 from retrograd.frontend.doors.unregistered_objects import take_apart
-from retrograd.frontend.python.kept_attributes import (
-    KeptAttribute,
-    tensors_in,
-)
+from retrograd.frontend.python.kept_attributes import KeptAttribute, tensors_in
 from retrograd.frontend.python.side_effects import WHERE_KEPT
 from retrograd.frontend.python.source_locations import CaptureError
 

@@ -22,6 +22,7 @@ import torch
 from torch import Tensor
 
 from retrograd.frontend.layers.own_ops import define_op
+from retrograd.frontend.python.python_functions import plain_function
 
 # A gradient in each place of a module's arguments or results that has one, and else None.
 Gradients = tuple[Any, ...]
@@ -218,10 +219,10 @@ def refusing_writes(
     Raises:
         RuntimeError: a hook does.
     """
-    places = {n.name: i for i, n in enumerate(graph.find_nodes(op="placeholder")) if n.name in inputs and n.users}
+    places = [i for i, n in enumerate(graph.find_nodes(op="placeholder")) if n.name in inputs and n.users]
 
     def run(tensors: list[Any]) -> list[Any]:
-        read = [t for place in places.values() if isinstance(t := tensors[place], Tensor) and not t.is_inference()]
+        read = [t for place in places if isinstance(t := tensors[place], Tensor) and not t.is_inference()]
         before = [t._version for t in read]
         results = call(tensors)
         if written := [t for t, version in zip(read, before, strict=True) if t._version != version]:
@@ -253,10 +254,8 @@ class HookCalls:
 
     def codes(self) -> set[CodeType]:
         """The code of the hooks that tensors have."""
-        hooks = [call.hook for call in self._calls if isinstance(call, TensorHook)]
-        functions = [getattr(hook, "func", hook) for hook in hooks]
-        found = [getattr(getattr(function, "__func__", function), "__code__", None) for function in functions]
-        return {code for code in found if isinstance(code, CodeType)}
+        functions = [plain_function(call.hook) for call in self._calls if isinstance(call, TensorHook)]
+        return {function.__code__ for function in functions if function is not None}
 
     def record(self, call: HookCall, returned: Sequence[Tensor], seen: Sequence[Tensor]) -> list[Tensor]:
         """Put a call into the trace; what it makes of ``returned``."""

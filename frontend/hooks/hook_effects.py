@@ -20,7 +20,7 @@ from typing import Any
 import torch
 
 from retrograd.frontend.hooks.hook_marks import is_inlineable
-from retrograd.frontend.python.python_functions import cells_of
+from retrograd.frontend.python.python_functions import cells_of, global_names
 from retrograd.frontend.python.source_locations import is_user_file
 
 # Functions that call functions are looked at as far as this.
@@ -85,7 +85,6 @@ def _computes(value: Any, depth: int) -> bool:
     roots = [*owner, *_read(function), *(function.__defaults__ or ()), *(function.__kwdefaults__ or {}).values()]
     functions = [root for root in roots if callable(root) and not isinstance(root, torch.nn.Module | torch.Tensor)]
     others = [root for root in roots if not (_is_value(root) or _is_torchs(root) or any(root is f for f in functions))]
-
     reached = _reached(others, _attribute_names(function.__code__))
 
     def is_tensors(name: str) -> bool:
@@ -106,13 +105,8 @@ def _is_effect(name: str) -> bool:
 def _read(function: FunctionType) -> Iterator[Any]:
     """List what code reads from globals, builtins and its closure."""
     yield from cells_of(function).values()
-    for name in _global_names(function.__code__):
+    for name in global_names(function.__code__):
         yield function.__globals__.get(name, getattr(builtins, name, None))
-
-
-def _global_names(code: CodeType) -> set[str]:
-    read = {i.argval for i in dis.get_instructions(code) if i.opname in ("LOAD_GLOBAL", "LOAD_NAME")}
-    return read.union(*(_global_names(part) for part in code.co_consts if isinstance(part, CodeType)))
 
 
 def _attribute_names(code: CodeType) -> set[str]:

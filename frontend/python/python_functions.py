@@ -22,11 +22,12 @@ def find_functions(model: Callable[..., Any], modules: Iterable[torch.nn.Module]
     """The model's function, or those of its modules' classes, that are the user's."""
     kinds = dict.fromkeys(kind for module in modules for kind in type(module).__mro__)
     values = [model, *(v for kind in kinds if is_users_class(kind) for v in vars(kind).values())]
-    found = (_plain_function(value) for value in values)
+    found = (plain_function(value) for value in values)
     yield from {id(function): function for function in found if function is not None}.values()
 
 
-def _plain_function(value: Any) -> FunctionType | None:
+def plain_function(value: Any) -> FunctionType | None:
+    """The function behind a method, a property or a partial call; ``None`` where there is none in Python."""
     while True:
         if isinstance(value, property):
             value = value.fget

@@ -14,7 +14,14 @@ from typing import Literal
 from retrograd.dialects import ir
 from retrograd.pipelines.kernels.expressions import TYPES, Statements, find_combined, write_value
 from retrograd.pipelines.kernels.products import ends_product
-from retrograd.pipelines.transforms.helpers.generics import GENERIC, is_elementwise, is_reduced, read_inputs, read_maps
+from retrograd.pipelines.transforms.helpers.generics import (
+    GENERIC,
+    is_elementwise,
+    is_reduced,
+    read_inputs,
+    read_loop_sizes,
+    read_maps,
+)
 from retrograd.pipelines.transforms.helpers.maker import Maker
 from retrograd.pipelines.transforms.linalg.bwd_export_results import ALIAS
 
@@ -104,16 +111,7 @@ def _find_sizes(op: ir.Operation) -> list[int] | None:
     """The sizes of an op's loops; ``None`` where one is open, or an operand is no tensor."""
     if not all(isinstance(operand.type, ir.RankedTensorType) for operand in op.operands):
         return None
-    found: dict[int, int] = {}
-    for operand, map_ in zip(op.operands, read_maps(op), strict=True):
-        type_ = ir.RankedTensorType(operand.type)
-        if not type_.has_static_shape:
-            return None
-        for expression, size in zip(map_.results, type_.shape, strict=True):
-            if isinstance(expression, ir.AffineDimExpr):
-                found[expression.position] = size
-    count = read_maps(op)[0].n_dims
-    return [found[loop] for loop in range(count)] if len(found) == count else None
+    return read_loop_sizes(op, list(op.operands))
 
 
 def find_place(op: ir.Operation, number: int, space: Space) -> str | None:

@@ -8,15 +8,7 @@ from collections import Counter
 from enum import Enum, auto
 
 from retrograd.contract.hooks import POST
-from retrograd.contract.plan import (
-    AccumulateGrad,
-    CallHook,
-    RunStage,
-    StagePlan,
-    Step,
-    gives,
-    uses,
-)
+from retrograd.contract.plan import AccumulateGrad, CallHook, RunStage, StagePlan, Step, gives, uses
 
 
 class Owner(Enum):

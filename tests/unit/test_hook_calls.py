@@ -12,12 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from retrograd.frontend.hooks import hook_calls
-from retrograd.frontend.hooks.hook_calls import (
-    CALL_HOOKS,
-    ModuleHooks,
-    hooks_called_once,
-    hooks_left_out,
-)
+from retrograd.frontend.hooks.hook_calls import CALL_HOOKS, ModuleHooks, hooks_called_once, hooks_left_out
 
 NUMBER = -1
 

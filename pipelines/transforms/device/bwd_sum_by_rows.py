@@ -20,6 +20,7 @@ from retrograd.pipelines.transforms.helpers.generics import (
     iterators_of,
     map_of_loops,
     read_inputs,
+    read_loop_sizes,
     read_maps,
 )
 from retrograd.pipelines.transforms.helpers.maker import Maker
@@ -54,13 +55,13 @@ class BwdSumByRows(ModulePass):
                     op = _take_last(op, sizes)
 
 
-def _find_sizes(op: ir.Operation) -> tuple[int, ...] | None:
+def _find_sizes(op: ir.Operation) -> list[int] | None:
     """The sizes of the axes over which an op reduces many numbers to one; ``None`` where it does not."""
     if op.name != GENERIC or len(op.results) != 1 or set(ir.RankedTensorType(op.results[0].type).shape) - {1}:
         return None
     if len(is_reduced(op)) < 2 or not all(is_reduced(op)) or not _can_be_divided(op):
         return None
-    sizes = _read_sizes(op)
+    sizes = read_loop_sizes(op, read_inputs(op))
     return sizes if sizes is not None and prod(sizes) > _MOST_OF_ONE else None
 
 
@@ -79,30 +80,13 @@ def _can_be_divided(op: ir.Operation) -> bool:
     return is_neutral and bool(uses[0].owner.operation == combined.operation)
 
 
-def _read_sizes(op: ir.Operation) -> tuple[int, ...] | None:
-    """How often each loop of an op runs; ``None`` where a size is open, or an operand is read otherwise than by
-    axes."""
-    sizes: dict[int, int] = {}
-    for operand, indices in zip(read_inputs(op), read_maps(op), strict=False):
-        if not isinstance(operand.type, ir.RankedTensorType):
-            continue
-        type_ = ir.RankedTensorType(operand.type)
-        if not type_.has_static_shape:
-            return None
-        for expression, size in zip(indices.results, type_.shape, strict=True):
-            if isinstance(expression, ir.AffineDimExpr):
-                sizes[expression.position] = size
-    count = len(is_reduced(op))
-    return tuple(sizes[loop] for loop in range(count)) if len(sizes) == count else None
-
-
 def _take_last(op: ir.Operation, sizes: Sequence[int]) -> ir.Operation:
     """Reduce over the last axis only, and what that gives over the others; returns the op that does the latter."""
     make, count = Maker.before(op), len(sizes)
     inside = range(count - 1)
     first = op.operands[len(op.operands) - 1]
     element = ir.RankedTensorType(first.type).element_type
-    partial = ir.RankedTensorType.get(list(sizes[:-1]), element, loc=op.location)
+    partial = ir.RankedTensorType.get(sizes[:-1], element, loc=op.location)
     number = read_number(first)
     assert number is not None, "asked by _can_be_divided"
     filled = create_fill(number, make.empty(partial), make)

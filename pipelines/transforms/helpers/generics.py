@@ -45,6 +45,24 @@ def read_inputs(op: ir.Operation) -> list[ir.Value]:
     return list(op.operands)[: count_inputs(op)]
 
 
+def read_loop_sizes(op: ir.Operation, operands: Sequence[ir.Value]) -> list[int] | None:
+    """How often each loop of a ``linalg.generic`` runs, by the shapes of its first ``operands``; ``None`` where a size
+    is open, or no axis of a tensor among these is read by that loop alone."""
+    sizes: dict[int, int] = {}
+    maps = read_maps(op)
+    for operand, indices in zip(operands, maps, strict=False):
+        if not isinstance(operand.type, ir.RankedTensorType):
+            continue
+        type_ = ir.RankedTensorType(operand.type)
+        if not type_.has_static_shape:
+            return None
+        for expression, size in zip(indices.results, type_.shape, strict=True):
+            if isinstance(expression, ir.AffineDimExpr):
+                sizes[expression.position] = size
+    count = maps[0].n_dims
+    return [sizes[loop] for loop in range(count)] if len(sizes) == count else None
+
+
 def is_reduced(op: ir.Operation) -> list[bool]:
     """For each loop of a ``linalg.generic``, whether it sums, or combines otherwise, over it."""
     return ["reduction" in str(kind) for kind in ir.ArrayAttr(op.attributes[ITERATORS])]
