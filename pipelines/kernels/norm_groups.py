@@ -165,6 +165,15 @@ class Placed:
 
     op: ir.Operation
     place: float
+    _reads: dict[tuple[int, Space], str | None] = field(default_factory=dict, init=False)
+
+    def reads(self, number: int, space: Space) -> str | None:
+        """Where the element of an operand lies, as :func:`find_place` says, which is asked once: groups that grow ask
+        for each op again."""
+        key = (number, space)
+        if key not in self._reads:
+            self._reads[key] = find_place(self.op, number, space)
+        return self._reads[key]
 
     @property
     def element(self) -> str:
@@ -311,7 +320,7 @@ class Finder:
             return group.holds(op.op.operands[0])
         wholes, copies = set[ir.Value](), kind in ("map", "row")
         for number, value in enumerate(read_inputs(op.op)):
-            place = find_place(op.op, number, group.space)
+            place = op.reads(number, group.space)
             if place is None:
                 return False
             source = group.source(value)
