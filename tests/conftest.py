@@ -247,11 +247,12 @@ def _seconds_of_servers() -> float:
     """CPU seconds of the processes that were started here and run on, and of those that they waited for: the servers
     that tools are forked from."""
     ticks = 0
-    # Linux alone tells which they are; one may end meanwhile.
+    # Linux alone tells which they are. A thread, or a server, may end meanwhile, and its file with it.
     for task in Path("/proc/self/task").glob("*/children"):
-        for child in task.read_text(encoding="ascii").split():
-            with contextlib.suppress(OSError):
-                # After the name, which may hold anything: user and system time, and the same of its children.
-                fields = Path(f"/proc/{child}/stat").read_text(encoding="utf-8").rpartition(")")[2].split()
-                ticks += sum(map(int, fields[11:15]))
+        with contextlib.suppress(OSError):
+            for child in task.read_text(encoding="ascii").split():
+                with contextlib.suppress(OSError):
+                    # After the name, which may hold anything: user and system time, and the same of its children.
+                    fields = Path(f"/proc/{child}/stat").read_text(encoding="utf-8").rpartition(")")[2].split()
+                    ticks += sum(map(int, fields[11:15]))
     return ticks / os.sysconf("SC_CLK_TCK")
