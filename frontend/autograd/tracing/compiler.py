@@ -16,7 +16,7 @@ from itertools import pairwise
 from typing import Any
 
 import torch
-from torch._dynamo.compiled_autograd import AutogradCompilerInstance
+from torch._dynamo.compiled_autograd import AutogradCompilerInstance, extract_bw_module
 
 from retrograd.frontend.autograd.engine.engine_order import capture_order, engine_order, read_node_graph
 from retrograd.frontend.autograd.engine.trials import Trial
@@ -136,6 +136,24 @@ class OrderedCompiler(AutogradCompilerInstance):
             self._starts.append((nodecall_index, self._size()))
             self._names.append(node_name.rpartition("::")[2])
 
+    def proxy_call_aot_backward(
+        self,
+        pinputs: Sequence[Any],
+        psaved_tensors: Sequence[Any],
+        saved_tensors: Sequence[torch.Tensor],
+        pctx: Any,
+        ctx: Any,
+        *rest: Any,
+    ) -> Sequence[Any]:
+        """Paste the graph of a backward that was compiled ahead, as PyTorch does, and bring what waits on another
+        device (``retrograd.offload``) to where that graph expects it."""
+        sizes = len(ctx._get_compiled_autograd_symints())
+        expected = extract_bw_module(ctx._forward_cls).graph.find_nodes(op="placeholder")[sizes:]  # type: ignore[attr-defined]
+        # Tangents stand behind what is saved.
+        devices = [node.meta["val"].device for node in expected[: len(saved_tensors)]]
+        there = bring_to(devices, saved_tensors, psaved_tensors)
+        return super().proxy_call_aot_backward(pinputs, there, saved_tensors, pctx, ctx, *rest)
+
     def end_capture(self, outputs: Any) -> Any:
         self._tail = self._size()
         _, function = super().end_capture(outputs)
@@ -183,6 +201,19 @@ class OrderedCompiler(AutogradCompilerInstance):
     reorder_pre_hook_nodes_to_mimic_eager = reorder_tensor_pre_hook_nodes
     reorder_post_acc_grad_hook_nodes = reorder_tensor_pre_hook_nodes
     reorder_post_hook_nodes = reorder_tensor_pre_hook_nodes
+
+
+def bring_to(
+    devices: Sequence[torch.device], tensors: Sequence[torch.Tensor], proxies: Sequence[torch.fx.Proxy]
+) -> list[torch.fx.Proxy]:
+    """Proxies of the tensors on these devices: of a copy where a tensor lies elsewhere."""
+    copy = torch.ops.aten._to_copy.default
+    return [
+        proxy
+        if tensor.device == device
+        else proxy.tracer.create_proxy("call_function", copy, (proxy,), {"device": device})
+        for device, tensor, proxy in zip(devices, tensors, proxies, strict=True)
+    ]
 
 
 def _engine_ranks(call: BackwardCall, names: dict[int, str]) -> dict[int, int] | None:
