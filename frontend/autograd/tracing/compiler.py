@@ -151,7 +151,7 @@ class OrderedCompiler(AutogradCompilerInstance):
         expected = extract_bw_module(ctx._forward_cls).graph.find_nodes(op="placeholder")[sizes:]  # type: ignore[attr-defined]
         # Tangents stand behind what is saved.
         devices = [node.meta["val"].device for node in expected[: len(saved_tensors)]]
-        there = bring_to(devices, saved_tensors, psaved_tensors)
+        there: Sequence[Any] = bring_to(devices, saved_tensors, psaved_tensors)
         return super().proxy_call_aot_backward(pinputs, there, saved_tensors, pctx, ctx, *rest)
 
     def end_capture(self, outputs: Any) -> Any:
