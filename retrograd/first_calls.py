@@ -17,8 +17,9 @@ from retrograd.frontend.doors.graph_calls import Check, CompiledFunction
 from retrograd.frontend.python.user_lines import warn_user
 from retrograd.frontend.verification.as_traced import AsTraced
 from retrograd.frontend.verification.errors import VerificationError
-from retrograd.frontend.verification.first_call import Fault, FirstCall, Graph
+from retrograd.frontend.verification.first_call import Fault, FirstCall
 from retrograd.frontend.verification.from_inputs import Forwards
+from retrograd.frontend.verification.reference_graph import Graph
 from retrograd.options import Options
 from retrograd.pipelines.stages.staged import ExecutableStore, StagedModule
 from retrograd.pipelines.toolchain.executable import Executable

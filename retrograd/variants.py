@@ -20,7 +20,7 @@ from retrograd.frontend.doors.graph_calls import CompiledFunction
 from retrograd.frontend.doors.port_roles import describe_graph
 from retrograd.frontend.python.source_locations import CaptureError
 from retrograd.frontend.python.user_lines import warn_user
-from retrograd.frontend.verification.first_call import Graph
+from retrograd.frontend.verification.reference_graph import Graph
 from retrograd.pipelines.infra.diagnostics import PipelineError
 from retrograd.pipelines.infra.errors import CompileError
 from retrograd.pipelines.stages.backward_variants import find_tangents

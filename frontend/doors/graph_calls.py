@@ -27,7 +27,7 @@ from retrograd.frontend.preparation.narrowing import Packer
 from retrograd.frontend.sizes.size_expressions import to_expression
 from retrograd.frontend.sizes.size_nodes import find_axis, find_heads
 from retrograd.frontend.verification.as_traced import AsTraced
-from retrograd.frontend.verification.first_call import Graph
+from retrograd.frontend.verification.reference_graph import Graph
 
 _CPU = torch.device("cpu")
 

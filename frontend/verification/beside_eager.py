@@ -34,10 +34,11 @@ from retrograd.frontend.python.python_contents import is_plain
 from retrograd.frontend.python.python_values import find_generators
 from retrograd.frontend.python.side_effects import unchanged
 from retrograd.frontend.python.source_locations import CaptureError, is_user_file
-from retrograd.frontend.verification.first_call import SHARE, has_collectives, random_states, set_random_states
 from retrograd.frontend.verification.first_comparison import forward_tolerance, run_eager, tolerance_of
 from retrograd.frontend.verification.judgement import SHAKES, find_difference
 from retrograd.frontend.verification.other_roundings import Rounded
+from retrograd.frontend.verification.random_states import random_states, set_random_states
+from retrograd.frontend.verification.reference_graph import SHARE, has_collectives
 
 # Of what the model is given: one is kept, one is given to the model, one is what it writes.
 _COPIES = 3

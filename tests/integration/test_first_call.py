@@ -17,7 +17,7 @@ from torch import Tensor, nn
 import retrograd
 from retrograd import bisection, build, built
 from retrograd.first_calls import Checks
-from retrograd.frontend.verification import first_call
+from retrograd.frontend.verification import reference_graph
 from retrograd.pipelines.devices.targets import Target
 from retrograd.pipelines.stages import staged
 from retrograd.pipelines.toolchain.lowering import lower_to_linalg
@@ -320,7 +320,7 @@ def test_loaded_files_are_not_verified(tmp_path: Path) -> None:
 
 
 def test_where_memory_does_not_suffice(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
-    monkeypatch.setattr(first_call, "available_bytes", lambda _device: 100)
+    monkeypatch.setattr(reference_graph, "available_bytes", lambda _device: 100)
     model, x = make()
     step = retrograd.compile_backward(model, (x,))
     assert_steps_agree(step, model, x)

@@ -16,7 +16,6 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from retrograd.frontend.preparation.graph_memory import available_bytes, peak_bytes
 from retrograd.frontend.verification import distances
 from retrograd.frontend.verification.distances import error_of, norm_of
-from retrograd.frontend.verification.first_call import Graph
 from retrograd.frontend.verification.judgement import (
     COARSE_SHAKES,
     SHAKES,
@@ -24,6 +23,7 @@ from retrograd.frontend.verification.judgement import (
     find_difference,
     reruns,
 )
+from retrograd.frontend.verification.reference_graph import Graph
 from retrograd.frontend.verification.unwritten_memory import _ZerosInMemory
 
 Function = Callable[[Tensor], Tensor]

@@ -15,8 +15,8 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from retrograd.frontend.doors.capture import capture_joint
 from retrograd.frontend.layers.random_ops import DRAW_SEED, UNIFORM
 from retrograd.frontend.verification.errors import VerificationError
-from retrograd.frontend.verification.first_call import Graph
 from retrograd.frontend.verification.first_comparison import compare_with_eager, relative_error
+from retrograd.frontend.verification.reference_graph import Graph
 
 Call = Callable[[Sequence[Tensor]], Sequence[Tensor]]
 
