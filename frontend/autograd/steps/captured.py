@@ -5,8 +5,7 @@ from the second set of them on for all that differ as these two do."""
 
 from __future__ import annotations
 
-import weakref
-from collections.abc import Callable, Hashable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from typing import Any
@@ -26,10 +25,11 @@ from retrograd.frontend.autograd.engine.trials import Trial, can_be_timed
 from retrograd.frontend.autograd.hooks.hook_identity import HookIdentity
 from retrograd.frontend.autograd.hooks.hook_inlining import NO_SITES, SiteKey, find_sites, read_sites
 from retrograd.frontend.autograd.sizes.open_variants import trace_variant
-from retrograd.frontend.autograd.sizes.skeleton import Number, read_skeleton
-from retrograd.frontend.autograd.sizes.structure import Shape, find_fixed, take_sample, translate_sample
+from retrograd.frontend.autograd.sizes.skeleton import read_skeleton
+from retrograd.frontend.autograd.sizes.structure import find_fixed, take_sample, translate_sample
 from retrograd.frontend.autograd.steps.guards import StepGuard
 from retrograd.frontend.autograd.steps.history import History
+from retrograd.frontend.autograd.steps.known_variants import KnownVariants
 from retrograd.frontend.autograd.steps.python_side import FAILURES, Compiled
 from retrograd.frontend.autograd.steps.recompile_reasons import Situation, describe_situation, explain_difference
 from retrograd.frontend.autograd.steps.recorder import Recorder, make_runnable, opaque_kind
@@ -37,7 +37,7 @@ from retrograd.frontend.autograd.steps.resumption import GivenGradients, has_fir
 from retrograd.frontend.autograd.steps.shared_memory import Shared, find_shared
 from retrograd.frontend.autograd.steps.step_key import StepKey, StepOptions
 from retrograd.frontend.autograd.steps.unsafe_zeros import find_unsafe_calls
-from retrograd.frontend.autograd.steps.variants import CompiledStructure, Numbering, Use, Variant, kind_of, rehearse
+from retrograd.frontend.autograd.steps.variants import CompiledStructure, Use, Variant, kind_of, rehearse
 from retrograd.frontend.autograd.tracing.compiler import (
     BackwardRun,
     NeedsEngine,
@@ -50,12 +50,8 @@ from retrograd.frontend.autograd.tracing.trace import TracedBackward, trace_back
 from retrograd.frontend.hooks.hook_marks import describe_hook
 from retrograd.frontend.python.source_locations import CaptureError
 
-# A backward of ever new shapes or numbers: beyond this many variants of one capture, further ones run eagerly.
-MOST_VARIANTS = 8
 # In how many ways the tensors of a capture may share memory before that is of no interest.
 MOST_SHARED = 2
-# Of how many sets of sizes it is remembered which variant is for them.
-MOST_KEYS = 1024
 # Steps at which a hook may set up a state of its own before it is compiled; one that always does is called in Python.
 MOST_SET_UPS = 2
 
@@ -99,15 +95,9 @@ class CapturedBackward:
             if find_source(node)[0] == "scalars"
             for user in node.users
         )
-        # Which variant runs for a key; None for what runs eagerly.
-        self._uses: dict[StepKey, Use | None] = {}
-        # The keys that something was compiled for.
-        self._compiled: set[StepKey] = set()
-        # The tensors that the hooks of a variant read of their own.
-        self._reads: dict[StepKey, list[weakref.ref[torch.Tensor]]] = {}
+        self._known = KnownVariants(self._skeleton, self._nodes, history)
         # What ran at the last step that found something.
         self._last: Use | None = None
-        self._is_full = False
         # The ways in which tensors shared memory.
         self._shared: set[Shared] = set()
         # Why PyTorch's engine has to run it, each time.
@@ -153,7 +143,7 @@ class CapturedBackward:
         like = tuple([(t.shape, t.dtype, t.device, t.requires_grad) for t in frame.inputs])
         key = StepKey(options, tuple(sizes), tuple(scalars), like, inlined, self._find_shared(inputs))
         with self._tracing(options), torch.no_grad():
-            use = self._look_up(key) or self._find(key, frame)
+            use = self._known.look_up(key) or self._known.find(key, frame)
             if use is not None and use.is_right:
                 use.guard = use.guard or StepGuard(options, inlined, inputs, sizes, scalars, use.guard_merged(inputs))
                 self._last = use
@@ -161,12 +151,12 @@ class CapturedBackward:
                 if run.is_held:
                     raise RunsCompiled
                 return self._use(use, frame, sizes)
-            if use is None and key not in self._uses:
+            if use is None and key not in self._known:
                 self._engine_reason = self._engine_reason or find_engine_only(self._module.graph, frame)
                 if self._engine_reason is not None:
-                    self._refuse(key, self._engine_reason)
-            waits = key in self._uses if use is None else not use.is_done
-            if waits or not (use or self._has_room(frame)):
+                    self._known.refuse(key, self._engine_reason)
+            waits = key in self._known if use is None else not use.is_done
+            if waits or not (use or self._known.has_room(frame)):
                 if run.can_restart:
                     raise RunsEagerly if self._engine_reason is None else NeedsEngine
                 run.was_eager = True
@@ -183,7 +173,7 @@ class CapturedBackward:
                 why = "a custom function, or a hook, gave no gradient"
                 recorder = recorder.with_calls(dict.fromkeys(recorder.inlined, why))
             if identity.tensors:
-                self._reads[key] = [weakref.ref(tensor) for tensor in identity.tensors.values()]
+                self._known.note_reads(key, identity.tensors.values())
             if use is None or not self._try(use, recorder, frame, key):
                 self._compile(recorder, frame, key)
             given, self._rehearsed = self._rehearsed, None
@@ -214,7 +204,7 @@ class CapturedBackward:
         finally:
             if LATE.is_changed:
                 self._engine_reason = LATE_HOOKS
-                self._refuse(key, LATE_HOOKS)
+                self._known.refuse(key, LATE_HOOKS)
 
     def _find_shared(self, inputs: Sequence[torch.Tensor]) -> Shared:
         """Find which tensors share memory; none, where that is not as it was too often."""
@@ -274,7 +264,7 @@ class CapturedBackward:
         if self._engine_reason is not None:
             return False
         if recorder.failure is not None:
-            self._refuse(key, recorder.failure)
+            self._known.refuse(key, recorder.failure)
             return False
         if recorder.setting_up and self._set_ups < MOST_SET_UPS:
             # An optimizer's first step: what it does at its second is what it does from then on.
@@ -284,77 +274,8 @@ class CapturedBackward:
             return True
         if not self._given.wait():
             what = "a custom function or a hook"
-            self._refuse(key, f"{lacking}, of {what}, gives a gradient at some steps, and None at others")
+            self._known.refuse(key, f"{lacking}, of {what}, gives a gradient at some steps, and None at others")
         return False
-
-    def _look_up(self, key: StepKey) -> Use | None:
-        """Returns what runs for a key, if that is still to be used."""
-        use = self._uses.get(key)
-        if use is not None and use.variant.is_gone:
-            del self._uses[key]
-            return None
-        return use
-
-    def _find(self, key: StepKey, frame: Frame) -> Use | None:
-        """A variant of open sizes for those of a step that was not met before; not one that was tried and is wrong.
-        That of another capture has to be known to be right: it cannot be tried here."""
-        if key in self._uses or not (variants := self._structure(frame).variants):
-            return None
-        numbering, (shapes, numbers) = self._numbering(frame), self._sizes(frame, key)
-        kind = kind_of(key, numbering)
-        for variant in variants:
-            sizes = variant.guard.read(shapes, numbers) if variant.kind == kind else None
-            use = None if sizes is None else Use(variant, numbering, sizes)
-            if use is not None and (use.is_right or (use.is_right is None and variant.numbering == numbering)):
-                if use.is_right:
-                    self._remember(key, use)
-                return use
-        return None
-
-    def _numbering(self, frame: Frame) -> Numbering:
-        skeleton = self._skeleton
-        return Numbering(len(frame.inputs), skeleton.inputs, skeleton.calls, skeleton.held)
-
-    def _structure(self, frame: Frame) -> CompiledStructure:
-        """Look up the structure of backwards like this one."""
-        key = self._structure_key(frame)
-        structure = self._history.structure(key)
-        if structure.fixed_floats is None:
-            return structure
-        return self._history.structure((*key, self._skeleton.floats))
-
-    def _structure_key(self, frame: Frame) -> tuple[Hashable, ...]:
-        return self._skeleton.signature, find_fixed(self._skeleton, frame.inputs)
-
-    def _sizes(self, frame: Frame, key: StepKey) -> tuple[list[Shape], list[Number]]:
-        """The shapes of the inputs that are computed with, and the numbers of the structure, in its order."""
-        skeleton = self._skeleton
-        return [frame.inputs[n].shape for n in skeleton.inputs], [slot.read(key.sizes) for slot in skeleton.slots]
-
-    def _remember(self, key: StepKey, use: Use | None) -> None:
-        """Keep what runs for a key; what a guard lets through can be found again."""
-        if len(self._uses) >= MOST_KEYS:
-            self._uses = {k: u for k, u in self._uses.items() if u is None or u.variant.structure is None}
-        self._uses[key] = use
-
-    def _has_room(self, frame: Frame) -> bool:
-        """Whether one more variant may be compiled; the first time that it may not, this is told.
-
-        Variants with hooks of tensors that are gone can run no more.
-        """
-        if len(self._compiled) >= MOST_VARIANTS:
-            for key in [key for key, tensors in self._reads.items() if any(tensor() is None for tensor in tensors)]:
-                del self._reads[key]
-                self._uses.pop(key, None)
-                self._compiled.discard(key)
-        whole = self._history.structure(self._structure_key(frame))
-        is_new = whole.fixed_floats is not None and self._skeleton.floats not in whole.float_sets
-        most = max(len(self._compiled), len(whole.float_sets) if is_new else 0)
-        if most >= MOST_VARIANTS and not self._is_full:
-            self._is_full = True
-            reason = f"it was compiled for {MOST_VARIANTS} sets of shapes and numbers already"
-            self._history.add("runs eagerly", self._nodes, (reason,))
-        return not self._is_full
 
     def _describe(self, frame: Frame, key: StepKey) -> Situation:
         """Describe the capture that is compiled now, in the words of the user's code."""
@@ -367,12 +288,12 @@ class CapturedBackward:
     def _compile(self, recorder: Recorder, frame: Frame, key: StepKey) -> None:
         """Compile what was recorded: for all sizes that differ as they did so far, or else for these alone. What cannot
         be compiled runs eagerly, and the history says why."""
-        self._compiled.add(key)
+        self._known.note_compiled(key)
         make = partial(self._add, recorder=recorder, frame=frame, key=key)
         notes: list[str] = []
         try:
             for structure in self._learn(recorder, frame, key):
-                if structure.is_open and not self._has_tried(structure, frame, key):
+                if structure.is_open and not self._known.has_tried(structure, frame, key):
                     try:
                         if make(self._trace_open(structure, recorder, frame, key)):
                             return
@@ -380,17 +301,17 @@ class CapturedBackward:
                         structure.refuse(f"{type(error).__name__}: {error}")
                 notes += structure.notes
             traced = trace_backward(recorder, frame.inputs, key.sizes, frame.scalars, shared=key.shared)
-            numbering = self._numbering(frame)
+            numbering = self._known.numbering(frame)
             kind, notes = kind_of(key, numbering), [*recorder.notes, *notes]
             make(Use(Variant(kind, traced, self._describe(frame, key), tuple(notes), numbering), numbering))
         except Exception as error:  # noqa: BLE001 (training goes on, whatever it is)
-            self._refuse(key, f"{type(error).__name__}: {error}")
+            self._known.refuse(key, f"{type(error).__name__}: {error}")
 
     def _learn(self, recorder: Recorder, frame: Frame, key: StepKey) -> Iterator[CompiledStructure]:
         """Take the numbers of a step into account. Gives what is known of backwards like it, and then, where floats are
         not left open, of those with the same floats."""
         sample = take_sample(self._skeleton, frame.inputs, key.sizes, recorder.results)
-        whole = self._history.structure(self._structure_key(frame))
+        whole = self._known.whole_structure(frame)
         whole.float_sets.add(self._skeleton.floats)
         kind = (self._nodes, find_fixed(self._skeleton, frame.inputs))
         alike = self._history.exchange_last(kind, sample, self._skeleton)
@@ -402,20 +323,9 @@ class CapturedBackward:
             whole.learn(sample)
         yield whole
         if whole.fixed_floats is not None:
-            structure = self._structure(frame)
+            structure = self._known.structure(frame)
             structure.learn(sample)
             yield structure
-
-    def _has_tried(self, structure: CompiledStructure, frame: Frame, key: StepKey) -> bool:
-        """Whether what is known of the sizes was compiled already, and is not for these."""
-        numbering, numbers = self._numbering(frame), self._sizes(frame, key)
-        kind = kind_of(key, numbering)
-        return any(
-            v.samples == len(structure.samples)
-            and v.kind == kind
-            and (v.numbering == numbering or v.guard.read(*numbers) is None)
-            for v in structure.variants
-        )
 
     def _trace_open(self, structure: CompiledStructure, recorder: Recorder, frame: Frame, key: StepKey) -> Use:
         """Trace for all sizes that differ as they did so far.
@@ -423,10 +333,10 @@ class CapturedBackward:
         Raises:
             CaptureError: they cannot be left open. Besides, whatever else fails in tracing.
         """
-        numbering = self._numbering(frame)
+        numbering = self._known.numbering(frame)
         situation = self._describe(frame, key)
         variant = trace_variant(structure, self._skeleton, recorder, frame, key, situation, numbering)
-        given = variant.guard.read(*self._sizes(frame, key))
+        given = variant.guard.read(*self._known.sizes(frame, key))
         if given is None:
             raise CaptureError("what the trace takes for granted does not hold for these sizes", "report it")
         return Use(variant, numbering, given)
@@ -442,7 +352,7 @@ class CapturedBackward:
         if variant.structure is not None:
             variant.structure.variants.append(variant)
         elif options.background:
-            self._remember(key, use)
+            self._known.remember(key, use)
         return options.background or self._try(use, recorder, frame, key)
 
     def _try(self, use: Use, recorder: Recorder, frame: Frame, key: StepKey) -> bool:
@@ -469,13 +379,9 @@ class CapturedBackward:
             self._history.add(outcome, self._nodes, (*reasons, *variant.notes, *variant.compiled.notes))
         variant.right[use.ones] = problem is None
         if problem is None:
-            self._remember(key, use)
+            self._known.remember(key, use)
         elif variant.structure is None:
-            self._refuse(key, problem)
+            self._known.refuse(key, problem)
         elif not use.ones:
             variant.structure.refuse(problem)
         return problem is None or variant.structure is None
-
-    def _refuse(self, key: StepKey, reason: str) -> None:
-        self._remember(key, None)
-        self._history.add_reason("runs eagerly", reason, self._nodes)
