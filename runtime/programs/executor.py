@@ -235,10 +235,13 @@ class Program:
         in_caller = times.prefers_caller
         if in_caller:
             loaded = self._in_caller(loaded)
-        elif times.is_long:
-            release_threads()
-        if storages or not loaded.invoke_plainly(name, arguments, results):
-            loaded.invoke(name, _as_arguments(name, arguments, loaded.device, storages), results)
+        # After arguments are copied, which torch does with threads.
+        before = release_threads if times.is_long and not in_caller else None
+        if storages or not loaded.invoke_plainly(name, arguments, results, before):
+            inputs = _as_arguments(name, arguments, loaded.device, storages)
+            if before is not None:
+                before()
+            loaded.invoke(name, inputs, results)
         times.record(in_caller, time.perf_counter() - start)
         if times.is_short and name not in self.short_calls and not (function := loaded.function(name)).copies:
             short = function.plain_call

@@ -9,7 +9,7 @@ import ctypes
 import io
 import threading
 import zipfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, NamedTuple, TypeAlias
@@ -113,14 +113,21 @@ class Loaded:
         else:
             self._deliver(function, imported, results)
 
-    def invoke_plainly(self, name: str, arguments: Sequence[Argument], results: Sequence[torch.Tensor]) -> bool:
+    def invoke_plainly(
+        self,
+        name: str,
+        arguments: Sequence[Argument],
+        results: Sequence[torch.Tensor],
+        before: Callable[[], object] | None = None,
+    ) -> bool:
         """As `invoke`, on arguments as they come and results that were just allocated, if IREE takes the storage of all
-        of them as it lies. Says whether it does; if not, nothing has run that a second call would not do again.
+        of them as it lies; `before` is called once those that it does not are copied. Says whether it does; if not,
+        nothing has run that a second call would not do again.
         """
         function = self.function(name)
         if function.copies or (function.donated and not function.is_tried):
             return False
-        return function.plain_call(arguments, results)
+        return function.plain_call.run(arguments, results, before)
 
     def invoke_staged(
         self, name: str, arguments: Sequence[Argument], results: Sequence[torch.Tensor], same_step: bool

@@ -52,6 +52,19 @@ class PlainCall:
     def __call__(self, arguments: Sequence[torch.Tensor | int], results: Sequence[torch.Tensor]) -> bool:
         """Call it. Says whether it could; if not, nothing has run.
 
+        Raises:
+            ExecutionError: as ``explain`` says.
+        """
+        return self.run(arguments, results, None)
+
+    def run(
+        self,
+        arguments: Sequence[torch.Tensor | int],
+        results: Sequence[torch.Tensor],
+        before: Callable[[], object] | None,
+    ) -> bool:
+        """Call it, and ``before`` that once all is there that it takes.
+
         IREE itself refuses to copy to results; that signs are flipped when a tensor is read it cannot know.
 
         Raises:
@@ -82,6 +95,8 @@ class PlainCall:
             return False
         # Functions return the storage of their results, which a list that lived on would keep.
         returned = VmVariantList(0)
+        if before is not None:
+            before()
         with self._lock:
             try:
                 self._invoke(self._handle, packed, returned)

@@ -17,10 +17,12 @@ import torch
 from torch.multiprocessing.reductions import StorageWeakRef
 
 from retrograd.contract.tensors import FunctionSpec, TensorSpec
-from retrograd.runtime.programs import copied_call, devices
+from retrograd.runtime.programs import copied_call, devices, executor, plain_call
+from retrograd.runtime.programs.call_times import CallTimes
 from retrograd.runtime.programs.copied_call import is_worth_copying
 from retrograd.runtime.programs.errors import ExecutionError
 from retrograd.runtime.programs.executor import ALIGNMENT, OutOfDeviceMemory, Program, allocate_results, is_importable
+from retrograd.runtime.programs.tensors import as_it_is_read
 from retrograd.runtime.reports.peak import track_peak
 from retrograd.runtime.steps.bound_function import BoundFunction
 
@@ -446,6 +448,24 @@ def test_short_calls_run_in_the_calling_thread(vmfb: bytes, monkeypatch: pytest.
     for y in on_workers:
         assert torch.equal(square(program, x), y)
     assert uris() == ["local-task", "local-sync"]
+
+
+def test_torchs_threads_end_once_arguments_are_copied(vmfb: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
+    done: list[str] = []
+
+    def copied(tensor: torch.Tensor) -> torch.Tensor:
+        done.append("copied")
+        return as_it_is_read(tensor)
+
+    monkeypatch.setattr(plain_call, "as_it_is_read", copied)
+    monkeypatch.setattr(executor, "release_threads", lambda: done.append("ended"))
+    program = Program.load(vmfb)
+    # As where there are several workers.
+    program._current().function("square").times = CallTimes()
+    transposed, squares = torch.randn(SIDE, SIDE).T, result((SIDE, SIDE))
+    program.invoke_on_new("square", [transposed], [squares])
+    assert torch.equal(squares, transposed * transposed)
+    assert done == ["copied", "ended"]
 
 
 def call_in_child(program: Program, queue: Any) -> None:
