@@ -286,7 +286,7 @@ def test_optimizers_in_the_backward() -> None:
 
 def test_a_number_that_an_op_takes_as_such_is_compiled_in(monkeypatch: pytest.MonkeyPatch) -> None:
     """Sizes are left open all the same, for each number by itself; of these a limited number."""
-    monkeypatch.setattr("retrograd.frontend.autograd.steps.captured.MOST_VARIANTS", 2)
+    monkeypatch.setattr("retrograd.frontend.autograd.steps.known_variants.MOST_VARIANTS", 2)
 
     def loss(model: Any, step: tuple[int, float]) -> torch.Tensor:
         rows, power = step
@@ -320,7 +320,7 @@ def test_what_cannot_be_left_open_is_compiled_in(monkeypatch: pytest.MonkeyPatch
             raise CaptureError("this size is special", "keep it")
 
     monkeypatch.setattr("retrograd.frontend.autograd.sizes.open_variants.OpenSizes", Refusal)
-    monkeypatch.setattr("retrograd.frontend.autograd.steps.captured.MOST_VARIANTS", 1)
+    monkeypatch.setattr("retrograd.frontend.autograd.steps.known_variants.MOST_VARIANTS", 1)
 
     def loss(model: Any, rows: int) -> torch.Tensor:
         found: torch.Tensor = (torch.randn(rows, 3) * model.weight).sin().sum()

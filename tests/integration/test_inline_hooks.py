@@ -16,7 +16,7 @@ from torch import nn
 from torch.autograd.graph import saved_tensors_hooks
 
 import retrograd
-from retrograd.frontend.autograd.steps import captured
+from retrograd.frontend.autograd.steps import known_variants
 
 Setup = Callable[[Any], None]
 STEPS = 4
@@ -26,7 +26,7 @@ STEPS = 4
 def room_for_all_tests(monkeypatch: pytest.MonkeyPatch) -> None:
     """Models here are of one structure, and live on: PyTorch does not see that a hook and its parameter know each
     other."""
-    monkeypatch.setattr(captured, "MOST_VARIANTS", 64)
+    monkeypatch.setattr(known_variants, "MOST_VARIANTS", 64)
 
 
 def make_model() -> Any:
