@@ -50,7 +50,7 @@ from retrograd.frontend.preparation.index_bounds import find_index_bounds
 from retrograd.frontend.preparation.prepare import Traced, prepare_copied
 from retrograd.frontend.python.argument_answers import AskedArguments
 from retrograd.frontend.python.kept_attributes import noting_set
-from retrograd.frontend.python.side_effects import refuse_hooks_of_all_modules
+from retrograd.frontend.python.side_effects import refuse_dispatch_modes, refuse_hooks_of_all_modules
 from retrograd.frontend.python.source_locations import (
     CaptureError,
     ModelError,
@@ -151,6 +151,7 @@ def _capture(
     check_differentiable(flat, tensors)
     check_memory_of_state(flat.model)
     refuse_other_backward_hooks(flat.model)
+    refuse_dispatch_modes()
     refuse_hooks_of_all_modules()
     names = [i.name for i in inputs if i.type is not None]
     shapes = None if dynamic_shapes is None else DynamicShapes.read(model, args, kwargs, dynamic_shapes, names)

@@ -14,7 +14,7 @@ import torch
 from torch.nn.modules import module as torch_module
 from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as pytree
-from torch.utils._python_dispatch import _disable_current_modes
+from torch.utils._python_dispatch import _disable_current_modes, _get_current_dispatch_mode_stack
 
 from retrograd.frontend.doors.unregistered_objects import objects_within, take_apart
 from retrograd.frontend.python.python_contents import is_plain, is_same_value
@@ -111,6 +111,20 @@ def refuse_hooks_of_all_modules() -> None:
             "there is a hook for all modules, of torch.nn.modules.module.register_module_*_hook, which would run for "
             "the module that the tracer puts around the model",
             "register it on the modules that it is for, or remove it",
+        )
+
+
+def refuse_dispatch_modes() -> None:
+    """Refuse modes that are to see each op: they see the trace's, and what they make of them is not in it.
+
+    Raises:
+        CaptureError: one is open.
+    """
+    if torch._C._len_torch_dispatch_stack():
+        names = ", ".join(type(mode).__name__ for mode in _get_current_dispatch_mode_stack())
+        raise CaptureError(
+            f"{names} is open, which is to see each op, and compiled code has none",
+            "compile outside of it, and call the model itself inside",
         )
 
 

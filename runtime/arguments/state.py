@@ -177,6 +177,11 @@ class ModelState:
             # Those of the backward are called by the tables that they are in, if they still are.
             if id(table) in self._backward_hooks and now == tuple(item for item in items if item[0] in table):
                 continue
+            if any(table is one for one in _global_hook_tables()):
+                raise ArgumentError(
+                    "a hook for all modules was added, which compiled code has no modules to call for; call the model "
+                    "itself while it is there, or register it on the modules that it is for and compile again"
+                )
             raise ArgumentError("hooks were added to the model's modules, or removed; compile again")
         self._note_hooks()
 

@@ -10,7 +10,6 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NoReturn, Protocol
 
 import torch
-from torch.autograd import forward_ad
 
 from retrograd.contract.manifest import Manifest
 from retrograd.contract.moves import Mover
@@ -24,6 +23,7 @@ from retrograd.runtime.programs.executor import Program
 from retrograd.runtime.reports.peak import Half, measure_peak
 from retrograd.runtime.reports.report import Report
 from retrograd.runtime.steps.islands import IslandTimes
+from retrograd.runtime.steps.surroundings import open_modes, refuse_modes, refuse_tangents, refuse_transforms
 
 Call = Callable[[Sequence[torch.Tensor]], Sequence[torch.Tensor]]
 
@@ -144,6 +144,7 @@ class CompiledBackward:
         self._peak: int | None = None
         self.specializations: OtherPrograms | None = None
         self.draws: DrawnArguments | None = None
+        self._modes = open_modes()
 
     @property
     def manifest(self) -> Manifest:
@@ -156,7 +157,8 @@ class CompiledBackward:
         Raises:
             ArgumentError: an argument, parameter or buffer that the program was not compiled for; nothing has run then.
         """
-        _refuse_transforms()
+        refuse_transforms()
+        refuse_modes(self._modes)
         others = self.specializations
         if others is None:
             return self._run(args, kwargs)
@@ -183,7 +185,7 @@ class CompiledBackward:
         inputs = parts.convention.flatten(args, kwargs)
         state = parts.state.tensors()
         primals = [*parts.convention.check_state(state), *inputs]
-        _refuse_tangents(primals)
+        refuse_tangents(primals)
         parts.convention.check_memory(primals)
         parts.convention.check_indices(primals)
         parts.convention.set_requiring(primals)
@@ -203,7 +205,7 @@ class CompiledBackward:
         state = self._parts.state.of(model)
         self._parts.convention.check_state(state.tensors())
         bound = CompiledBackward(dataclasses.replace(self._parts, state=state, bisect=None))
-        bound.draws = self.draws
+        bound.draws, bound._modes = self.draws, self._modes
         return bound
 
     def to_device(self) -> CompiledBackward:
@@ -335,21 +337,3 @@ class CompiledBackward:
     def __repr__(self) -> str:
         report = self.manifest.report
         return f"CompiledBackward({report['name']}, target={report['target']}, partition={report['partition']})"
-
-
-def _refuse_transforms() -> None:
-    """Raise :class:`ArgumentError` in a transform: its tensors would look like others that are to be compiled for."""
-    if torch._C._functorch.peek_interpreter_stack() is not None:
-        raise ArgumentError(
-            "called in a transform of torch.func (grad, vmap, jvp, ...), for which compiled code has no rules; "
-            "transform the model itself, inside of what is compiled"
-        )
-
-
-def _refuse_tangents(primals: Sequence[torch.Tensor]) -> None:
-    """Raise :class:`ArgumentError` where more is asked for than a forward and its backward."""
-    if forward_ad._current_level >= 0 and any(forward_ad.unpack_dual(t).tangent is not None for t in primals):
-        raise ArgumentError(
-            "an argument or parameter has a tangent of forward-mode differentiation, for which compiled code has no "
-            "rules; call the model itself"
-        )

@@ -17,6 +17,8 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
+from torch.utils.flop_counter import FlopCounterMode
 
 import retrograd
 
@@ -109,6 +111,32 @@ def test_gradients_of_gradients_are_refused(step: Step) -> None:
     assert gradient.requires_grad
     with pytest.raises(RuntimeError, match=r"gradients of gradients"):
         torch.autograd.grad(gradient.sum(), x, allow_unused=True)
+
+
+class _Doubling(TorchFunctionMode):
+    """Has linear functions give twice what they give."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        found = func(*args, **(kwargs or {}))
+        return 2 * found if func is nn.functional.linear else found
+
+
+def test_modes_are_those_of_the_compilation(step: Step, model: nn.Module) -> None:
+    x = argument()
+    with torch.device("cpu"):
+        torch.testing.assert_close(step(x), model(x))
+    with _Doubling():
+        with pytest.raises(retrograd.ArgumentError, match=r"_Doubling is open, and no mode was.*compile again here"):
+            step(x)
+        again = retrograd.compile_backward(model, (argument(),))
+        torch.testing.assert_close(again(x), model(x))
+    with pytest.raises(retrograd.ArgumentError, match=r"no mode is open, and _Doubling was"):
+        again(x)
+    with FlopCounterMode(display=False):
+        with pytest.raises(retrograd.ArgumentError, match=r"FlopCounterMode is open.*call the model itself"):
+            step(x)
+        with pytest.raises(retrograd.CaptureError, match=r"FlopCounterMode is open(.|\n)*compile outside"):
+            retrograd.compile_backward(model, (x,))
 
 
 def test_transforms_are_refused(step: Step) -> None:
