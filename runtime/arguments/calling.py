@@ -354,7 +354,8 @@ class CallingConvention:
             [f"missing {', '.join(missing)}; " if missing else "", f"unexpected {', '.join(extra)}; " if extra else ""]
         )
         raise ArgumentError(
-            f"arguments differ in structure from those compiled for: {counts}{details}expected {self._names()}"
+            f"arguments differ in structure from those compiled for: {counts}{details}expected {self._names()}; "
+            "compile again for such a call: a step for each"
         )
 
     def _names(self) -> str:

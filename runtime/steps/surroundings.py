@@ -51,6 +51,6 @@ def refuse_modes(compiled: tuple[type, ...]) -> None:
     if (found := open_modes()) != compiled:
         now, then = (", ".join(mode.__name__ for mode in modes) or "no mode" for modes in (found, compiled))
         raise ArgumentError(
-            f"{now} is open, and {then} was when it was compiled: what such a mode makes of PyTorch's functions is part "
-            "of what is compiled; compile again here, or call the model itself"
+            f"{now} is open, and {then} was when it was compiled: what such a mode makes of PyTorch's functions is "
+            "part of what is compiled; compile again here, or call the model itself"
         )
