@@ -10,6 +10,7 @@ import statistics
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
+from unittest import mock
 
 import torch
 from measure import WARM_UP_STEPS, Contender, eager, first_line, gradients, inductor, run_step, time_in_turn
@@ -17,7 +18,9 @@ from models import MODELS, Case
 from torch._functorch import config as functorch_config
 
 import retrograd
+from retrograd.contract.roles import BACKWARD, FORWARD
 from retrograd.runtime.reports.report import Report
+from retrograd.runtime.steps.bound_function import BoundFunction
 from retrograd.runtime.steps.compiled import CompiledBackward
 
 # Of the models that the memory of training is mostly activations of, at sizes that compile in a minute.
@@ -175,10 +178,27 @@ def describe(
 
 
 def _beside_torch(case: Case, step: CompiledBackward, report: Mapping[str, Any]) -> int:
-    """The most bytes that a step with parts in torch can have at a time: what torch has, and the largest scratch
-    memory."""
-    scratch: int = max(report["forward_transient_bytes"], report["backward_transient_bytes"])
-    return torch_peak(case, step) + scratch
+    """The most bytes that a step with parts in torch has at a time: while a compiled function runs, torch's allocator
+    holds as much as its scratch memory."""
+    halves = report["timeline"]
+    sizes = [stage["scratch"] for half in (FORWARD, BACKWARD) for stage in halves[half]]
+
+    def run() -> None:
+        left = iter(sizes)
+        invoke = BoundFunction._invoke
+
+        def beside_scratch(function: BoundFunction, arguments: Any, results: Any) -> Any:
+            scratch = torch.empty(next(left), dtype=torch.uint8)
+            found = invoke(function, arguments, results)
+            del scratch
+            return found
+
+        with mock.patch.object(BoundFunction, "_invoke", beside_scratch):
+            run_step(case, step)
+        if list(left):
+            raise AssertionError("a function of the step was not called: its scratch memory is not counted")
+
+    return _step_peak(case, run)
 
 
 def max_error(found: Mapping[str, torch.Tensor], reference: Mapping[str, torch.Tensor]) -> float:
@@ -197,10 +217,15 @@ def torch_peak(case: Case, call: Callable[..., Any]) -> int:
 
     What libraries like oneDNN allocate by themselves, as to pack the operands of a product, is not in it.
     """
-    run_step(case, call)
+    return _step_peak(case, lambda: run_step(case, call))
+
+
+def _step_peak(case: Case, run: Callable[[], object]) -> int:
+    """The most bytes that the second run of a step holds, from gradients that there are not yet."""
+    run()
     for leaf in case.leaves().values():
         leaf.grad = None
-    return held_at_most(lambda: run_step(case, call))
+    return held_at_most(run)
 
 
 def _held_on_gpu(run: Callable[[], object]) -> int:

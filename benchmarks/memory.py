@@ -48,8 +48,8 @@ Bytes alive in one step: results, saved values, gradients and scratch memory; pa
 - *planned*: by liveness over the partitioned graph, before anything is lowered; plans are chosen by it. *predicted*:
   from the buffers that IREE lays out, at compile time; budgets are kept by it. *measured*: by IREE's counting
   allocator, and for PyTorch by its profiler, which sees torch's own allocator, not what oneDNN allocates by itself.
-  Where PyTorch's convolutions run among our stages, it is what the profiler sees, and the largest scratch memory that a
-  stage has beside it: as much at most.
+  Where PyTorch's convolutions run among our stages, it is what the profiler sees, which is shown the scratch memory of
+  each stage while that runs.
 - A budget is a fraction of what eager takes, as found on tensors without contents. The least is taken where it cannot
   be met.
 - Times are of the backward with the loss, the engines taking turns step by step; *to eager's* compares the fastest

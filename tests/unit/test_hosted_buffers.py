@@ -111,3 +111,11 @@ def test_nothing_lies_where_a_result_does() -> None:
     slices, host = [Slice(3, 4, 256), Slice(5, 6, 256)], Host(256, -1, 2)
     assert find_hosts(slices, [host]) == {0: Place(0, 0), 1: Place(0, 0)}
     assert find_hosts(slices, [host], taken={0: [(0, Slice(5, 99, 256))]}) == {0: Place(0, 0)}
+
+
+def test_what_is_alive_long_is_not_kept_out_by_what_is_alive_for_a_step() -> None:
+    """At step 5 three are alive, and two of them would take the one host that is free early enough for the third."""
+    slices = [Slice(0, 4, 256), Slice(3, 7, 256), Slice(5, 6, 256), Slice(5, 6, 256)]
+    hosts = [Host(256, -1, 0), Host(256, -1, 3), Host(256, -1, 3)]
+    left = [part for number, part in enumerate(slices) if number not in find_hosts(slices, hosts)]
+    assert lay_out(left).size == 256

@@ -8,7 +8,7 @@ scratch buffers lie in it, the block of scratch memory need not have.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -45,6 +45,28 @@ class Place:
 
     host: int
     offset: int
+
+
+@dataclass(frozen=True)
+class _Rule:
+    """An order to host slices in, and whether each goes where the host is free for the fewest steps before or after it,
+    so that others are left for what is alive longer; else it goes to the smallest gap."""
+
+    order: Callable[[Slice], tuple[int, ...]]
+    is_close: bool
+
+
+def _shortest(part: Slice) -> tuple[int, ...]:
+    return (-part.size, part.last - part.first)
+
+
+def _longest(part: Slice) -> tuple[int, ...]:
+    return (-part.size, part.first - part.last)
+
+
+# Which slices of a size are hosted first, as there is seldom room for all: no rule is the best of every function. The
+# first whose block is as small as it can be is taken.
+_RULES = (_Rule(_shortest, False), _Rule(_shortest, True), _Rule(_longest, False), _Rule(_longest, True))
 
 
 def place_results(
@@ -94,24 +116,58 @@ def find_hosts(
     """
     if not hosts or len(slices) > _MOST_SLICES:
         return {}
-    rooms = [_Room(host, (taken or {}).get(number, ())) for number, host in enumerate(hosts)]
     able = [part.size > 0 and (movable is None or movable[number]) for number, part in enumerate(slices)]
-    placed = _lower_peak(slices, able, rooms)
+    least = _least_block(slices, hosts, able, taken or {})
+    best: dict[int, Place] = {}
+    smallest = lay_out(slices, loose=False).size
+    # Layouts are found in a few orders: what is left may lie worse than all of them.
+    for rule in _RULES:
+        rooms = [_Room(host, (taken or {}).get(number, ())) for number, host in enumerate(hosts)]
+        found = _fill(slices, able, rooms, rule)
+        size = lay_out([part for number, part in enumerate(slices) if number not in found], loose=False).size
+        if size < smallest or (size == smallest and not best):
+            best, smallest = found, size
+        if smallest <= least:
+            break
+    return best
+
+
+def _least_block(
+    slices: Sequence[Slice],
+    hosts: Sequence[Host],
+    able: Sequence[bool],
+    taken: Mapping[int, Sequence[tuple[int, Slice]]],
+) -> int:
+    """Bytes that no choice of places goes below: at each step what may not move, and what all hosts that are free then
+    have no room for."""
+    live = live_bytes(slices)
+    fixed = live_bytes([Slice(p.first, p.last, 0 if able[n] else p.size) for n, p in enumerate(slices)])
+    room = np.zeros(len(live), np.int64)
+    for number, host in enumerate(hosts):
+        room += host.size
+        room[max(host.first, 0) : host.last + 1] -= host.size
+        for _, part in taken.get(number, ()):
+            room[max(part.first, 0) : part.last + 1] -= part.size
+    return int(np.maximum(fixed, live - room).max(initial=0))
+
+
+def _fill(slices: Sequence[Slice], able: Sequence[bool], rooms: Sequence[_Room], rule: _Rule) -> dict[int, Place]:
+    """Host what is alive at the fullest step; and all others too, where the block that is left has gaps and is smaller
+    without them."""
+    placed = _lower_peak(slices, able, rooms, rule)
     left = [part for number, part in enumerate(slices) if number not in placed]
     size = lay_out(left, loose=False).size
-    whole = lay_out(slices, loose=False).size
-    if size > whole:
-        # Layouts are found in a few orders: what is left may lie worse than all of them.
-        return {}
     if size == peak_of(left):
         return placed
-    others = [number for number in _by_size(slices, range(len(slices))) if able[number] and number not in placed]
-    more = placed | {n: place for n in others if (place := _put(slices[n], rooms)) is not None}
+    others = [n for n in _sorted(slices, range(len(slices)), rule) if able[n] and n not in placed]
+    more = placed | {n: place for n in others if (place := _put(slices[n], rooms, rule)) is not None}
     fewer = [part for number, part in enumerate(slices) if number not in more]
     return more if lay_out(fewer, loose=False).size < size else placed
 
 
-def _lower_peak(slices: Sequence[Slice], able: Sequence[bool], rooms: Sequence[_Room]) -> dict[int, Place]:
+def _lower_peak(
+    slices: Sequence[Slice], able: Sequence[bool], rooms: Sequence[_Room], rule: _Rule
+) -> dict[int, Place]:
     """Host slices that are alive at the fullest step, until none of them fits."""
     live = live_bytes(slices)
     firsts, lasts = (np.array([getattr(part, end) for part in slices], np.int64) for end in ("first", "last"))
@@ -122,27 +178,31 @@ def _lower_peak(slices: Sequence[Slice], able: Sequence[bool], rooms: Sequence[_
     while found and live.max(initial=0) > 0:
         step, found = int(live.argmax()), False
         (alive,) = np.nonzero(waiting & (firsts <= step) & (lasts >= step))
-        for number in _by_size(slices, alive.tolist()):
+        for number in _sorted(slices, alive.tolist(), rule):
             waiting[number] = False
             part = slices[number]
-            if (place := _put(part, rooms)) is not None:
+            if (place := _put(part, rooms, rule)) is not None:
                 placed[number], found = place, True
                 live[part.first : part.last + 1] -= part.size
                 break
     return placed
 
 
-def _by_size(slices: Sequence[Slice], numbers: Iterable[int]) -> list[int]:
-    """Sort numbers of slices: the largest first, of equal ones those that are alive for the shortest time."""
-    return sorted(numbers, key=lambda n: (-slices[n].size, slices[n].last - slices[n].first))
+def _sorted(slices: Sequence[Slice], numbers: Iterable[int], rule: _Rule) -> list[int]:
+    """Sort numbers of slices in the order in which they are hosted."""
+    return sorted(numbers, key=lambda n: rule.order(slices[n]))
 
 
-def _put(part: Slice, rooms: Sequence[_Room]) -> Place | None:
-    """Put a slice where the smallest gap is that it fits in; None where there is none."""
-    fits = [(*fit, host) for host, room in enumerate(rooms) if (fit := room.find_gap(part)) is not None]
+def _put(part: Slice, rooms: Sequence[_Room], rule: _Rule) -> Place | None:
+    """Put a slice where the rule has it go, of all gaps that it fits in; None where there is none."""
+    fits = [
+        (rooms[host].idle(part) if rule.is_close else 0, *fit, host)
+        for host, room in enumerate(rooms)
+        if (fit := room.find_gap(part)) is not None
+    ]
     if not fits:
         return None
-    _, offset, host = min(fits)
+    *_, offset, host = min(fits)
     rooms[host].taken.append((offset, part))
     return Place(host, offset)
 
@@ -153,6 +213,10 @@ class _Room:
     def __init__(self, host: Host, taken: Sequence[tuple[int, Slice]] = ()) -> None:
         self.host = host
         self.taken = [*taken]
+
+    def idle(self, part: Slice) -> int:
+        """For how many steps the host holds nothing of its caller's between that and ``part``."""
+        return part.first - self.host.last if self.host.last < part.first else self.host.first - part.last
 
     def find_gap(self, part: Slice) -> tuple[int, int] | None:
         """The smallest gap that ``part`` fits in all the time that it is alive, and its offset."""
