@@ -16,6 +16,7 @@ later. What a function writes over, and which results lie where, is part of what
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -36,6 +37,9 @@ from retrograd.pipelines.stream.passes import PassFailure, constant_of, find_ops
 from retrograd.pipelines.stream.result_storage import Access, Scratch, Storage, find_copied, read_scratch
 
 NAME = "bwd-pack-scratch"
+# When a backward begins few residuals are dead, and what its first gradients take of them for good the buffers of the
+# fullest steps are without: that many of them, as a part of all, have storage of their own, where it is less.
+_OWN_PARTS = (0.0, 1 / 32, 1 / 16, 1 / 8)
 _REFLECTION = "iree.reflection"
 
 
@@ -128,22 +132,31 @@ def _plan(pack: Any, slices: list[Slice], loose: bool, hosts: bool) -> Packing:
     # IREE's steps are others: they count ops that are no command in the end.
     slices = [_alive(part, scratch.lives.get(number)) for number, part in enumerate(slices)]
     movable = [scratch.is_computed(number) for number in range(len(slices))]
-    found = [_host(scratch, slices, movable, loose, {})]
-    if placed := _place_results(scratch.storages):
-        found.append(_host(scratch, slices, movable, loose, placed))
-    best = min(found, key=lambda packing: packing.size)
+    choices: list[dict[int, Place]] = [{}]
+    for part in _OWN_PARTS:
+        placed = _place_results(scratch.storages, part)
+        choices += [placed] if placed not in choices else []
+    tight = [_host(scratch, slices, movable, False, placed) for placed in choices]
+    # Of choices alike the first that there is.
+    best = min(tight, key=lambda packing: packing.size)
+    if loose:
+        best = _host(scratch, slices, movable, loose, best.placed)
     if best.hosted:
         pack.attributes[HOSTED] = ir.DenseI64ArrayAttr.get(sorted(best.hosted), pack.context)
     return best
 
 
-def _place_results(storages: Sequence[Storage]) -> dict[int, Place]:
-    """Places for results in storages that were given up, by number."""
+def _place_results(storages: Sequence[Storage], own: float) -> dict[int, Place]:
+    """Places for results in storages that were given up, by number; of those that could be there the first that are
+    written, this part of them, have storage of their own."""
     results = {
         number: Slice(s.host.first, s.host.last, -(-s.host.size // ALIGNMENT) * ALIGNMENT)
         for number, s in enumerate(storages)
         if not s.is_given_up and s.is_movable
     }
+    by_step = sorted(results, key=lambda number: results[number].first)
+    for number in by_step[: math.ceil(own * len(by_step))]:
+        del results[number]
     hosts = {number: s.host for number, s in enumerate(storages) if s.takes != "none"}
     return place_results(results, hosts, [number for number in hosts if storages[number].takes == "one"])
 

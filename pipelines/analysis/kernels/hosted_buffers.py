@@ -18,8 +18,9 @@ from retrograd.pipelines.analysis.kernels.scratch_layout import Slice, lay_out, 
 ALIGNMENT = 64
 """Of each buffer, on all devices: IREE's --iree-stream-resource-min-offset-alignment for CPUs."""
 
-# Buffers are hosted one by one, and each time all that are alive at the fullest step are looked at.
-_MOST_SLICES = 4000
+# Buffers are hosted one by one, and each time all that are alive at the fullest step are looked at: of 2,000 that takes
+# a third of a second for each rule.
+_MOST_SLICES, _MOST_COMPARED = 4000, 1000
 
 # Results that are smaller have storage of their own: what they would save is not worth a place to remember.
 _LEAST_PLACED = 1 << 14
@@ -121,7 +122,7 @@ def find_hosts(
     best: dict[int, Place] = {}
     smallest = lay_out(slices, loose=False).size
     # Layouts are found in a few orders: what is left may lie worse than all of them.
-    for rule in _RULES:
+    for rule in _RULES if len(slices) <= _MOST_COMPARED else _RULES[:1]:
         rooms = [_Room(host, (taken or {}).get(number, ())) for number, host in enumerate(hosts)]
         found = _fill(slices, able, rooms, rule)
         size = lay_out([part for number, part in enumerate(slices) if number not in found], loose=False).size
