@@ -166,9 +166,7 @@ def _fill(slices: Sequence[Slice], able: Sequence[bool], rooms: Sequence[_Room],
     return more if lay_out(fewer, loose=False).size < size else placed
 
 
-def _lower_peak(
-    slices: Sequence[Slice], able: Sequence[bool], rooms: Sequence[_Room], rule: _Rule
-) -> dict[int, Place]:
+def _lower_peak(slices: Sequence[Slice], able: Sequence[bool], rooms: Sequence[_Room], rule: _Rule) -> dict[int, Place]:
     """Host slices that are alive at the fullest step, until none of them fits."""
     live = live_bytes(slices)
     firsts, lasts = (np.array([getattr(part, end) for part in slices], np.int64) for end in ("first", "last"))
