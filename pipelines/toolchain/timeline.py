@@ -41,7 +41,7 @@ class Step:
 
 def read_timelines(ir: str) -> dict[str, tuple[Step, ...]]:
     """The steps of each public function, in the order they run in, from IREE's IR after ``ALLOCATION_PASS``."""
-    sources = _read_locations(ir)
+    sources = read_locations(ir)
     return {name: tuple(_read_steps(body, sources)) for name, body in _FUNCTION.findall(ir)}
 
 
@@ -102,7 +102,7 @@ def _read_region(
         yield Step(", ".join(dict.fromkeys(names)), next(filter(None, found), ""), alive)
 
 
-def _read_locations(ir: str) -> dict[str, str]:
+def read_locations(ir: str) -> dict[str, str]:
     """``file.py:line`` by the alias of each location: of several, the first."""
     texts = dict(_ALIAS.findall(ir))
     known: dict[str, str] = {}

@@ -104,6 +104,8 @@ class Report:
             )
         if "timeline" in self.data and "islands" not in self.data:
             table.add_row("fullest moment", str(self.timeline().fullest()))
+        for place, (size, text) in enumerate(self.data.get("fullest", ())):
+            table.add_row("" if place else "in memory then", f"{text}: {format_bytes(size)}")
         if "pareto" in self.data:
             table.add_row("peak by seconds recomputed", plot_curve(self.data["pareto"]))
         return table

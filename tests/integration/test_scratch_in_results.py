@@ -184,6 +184,9 @@ def test_the_peak_is_the_predicted_one(many: Many, step: CompiledBackward) -> No
     run_many(many, step)
     report = step.explain().to_dict()
     assert report["peak_bytes_measured"] == report["peak_bytes_predicted"] > 0
+    # Named, and with the lines that compute it, it is as much.
+    assert sum(size for size, _ in report["fullest"]) == report["peak_bytes_predicted"]
+    assert "in memory then" in str(step.explain())
 
 
 class Thirds(nn.Module):

@@ -96,6 +96,7 @@ def test_a_step_takes_what_was_predicted_and_less_than_in_one_piece(
         parameter.grad = None
     report = step.explain().to_dict()
     assert report["stages"] > 2
+    assert sum(size for size, _ in report["fullest"]) == report["peak_bytes_predicted"]
     assert report["peak_bytes_measured"] == pytest.approx(report["peak_bytes_predicted"], rel=0.01)
     # The loss of this test and its gradient, a MiB each, are torch's own.
     assert held_at_most(run) <= report["peak_bytes_predicted"] + (3 << 20)
