@@ -29,6 +29,7 @@ from torch._subclasses.functional_tensor import FunctionalTensor
 from torch.utils import _pytree as pytree
 
 from retrograd.frontend.doors.unregistered_objects import attribute_names
+from retrograd.frontend.python.live_objects import find_alive
 from retrograd.frontend.python.side_effects import KEPT_REMEDY
 from retrograd.frontend.python.source_locations import CaptureError
 
@@ -168,7 +169,7 @@ class _Roots:
         self._model = {id(part) for part in model}
         self.in_context = {id(value) for value in contextvars.copy_context().values()}
         # Each threading.local, by the identity of the dict that it has for this thread, which shows no holder.
-        self.locals = {id(vars(o)): o for o in gc.get_objects() if type(o) is threading.local}
+        self.locals = {id(vars(o)): o for o in find_alive(threading.local) if type(o) is threading.local}
         self._read_frames()
 
     def _read_frames(self) -> None:
@@ -289,7 +290,7 @@ class MadeTensors:
         """Note the tensors of the trace that are alive, among which are those that a hook on autograd's graph was
         given or made."""
         known = {id(reference()) for reference, _ in self._made}
-        alive = [each for each in gc.get_objects() if type(each) is self.kind and id(each) not in known]
+        alive = [each for each in find_alive(self.kind) if type(each) is self.kind and id(each) not in known]
         self._made += [(weakref.ref(tensor), ", computed in the backward") for tensor in alive]
 
     def place_of(self, tensor: torch.Tensor) -> str:

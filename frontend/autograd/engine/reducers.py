@@ -9,7 +9,6 @@ of the backward runs. The reducer itself, its buckets and communication hooks, s
 
 from __future__ import annotations
 
-import gc
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import Any
@@ -22,6 +21,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from retrograd.frontend.autograd.engine.engine_order import find_edge
 from retrograd.frontend.hooks.hook_marks import communication
+from retrograd.frontend.python.live_objects import find_alive
 
 # The nodes that have our hooks, which nothing else keeps alive between two steps.
 _taken_over: WeakKeyDictionary[DistributedDataParallel, list[Any]] = WeakKeyDictionary()
@@ -41,8 +41,8 @@ def take_over_reducers(error: Exception, roots: Sequence[Any]) -> Exception | No
 
 
 def _models() -> list[DistributedDataParallel]:
-    # A parameter does not know who reduces its gradient. Not isinstance, which asks objects for their __class__.
-    return [o for o in gc.get_objects() if issubclass(type(o), DistributedDataParallel)]
+    # A parameter does not know who reduces its gradient.
+    return find_alive(DistributedDataParallel)
 
 
 def _find_leaves(roots: Sequence[Any]) -> Iterator[torch.Tensor]:

@@ -4,16 +4,15 @@
 
 from __future__ import annotations
 
-import gc
 import weakref
 from collections.abc import Hashable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass
 from difflib import SequenceMatcher
-from typing import Any
 
 import torch
 
 from retrograd.frontend.autograd.steps.step_key import StepKey
+from retrograd.frontend.python.live_objects import find_alive
 from retrograd.frontend.python.user_lines import find_user_line
 
 # Names of parameters, by identity and while their memory is there; None for those that were part of no module when they
@@ -184,14 +183,12 @@ def _is_known(tensor: torch.Tensor) -> bool:
 def _parameter_names(wanted: Set[int]) -> Mapping[int, str]:
     names: dict[int, str] = {}
     depths: dict[int, int] = {}
-    for owner in gc.get_objects():
-        # Not isinstance, which asks proxies what they stand for.
-        if not issubclass(type(owner), torch.nn.Module) or "_parameters" not in vars(owner):
+    for module in find_alive(torch.nn.Module):
+        if "_parameters" not in vars(module):
             continue
-        module: Any = owner
         for path, parameter in module.named_parameters():
             depth = path.count(".")
             if id(parameter) in wanted and depth >= depths.get(id(parameter), 0):
-                names[id(parameter)] = f"parameter {path} of {type(owner).__name__}"
+                names[id(parameter)] = f"parameter {path} of {type(module).__name__}"
                 depths[id(parameter)] = depth
     return names
