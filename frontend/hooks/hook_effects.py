@@ -8,13 +8,24 @@ from __future__ import annotations
 import builtins
 import collections
 import dis
+import inspect
 import logging
 import queue
 import sys
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
-from types import BuiltinFunctionType, CodeType, FunctionType, MethodType, ModuleType
+from types import (
+    BuiltinFunctionType,
+    CodeType,
+    FunctionType,
+    GetSetDescriptorType,
+    MemberDescriptorType,
+    MethodDescriptorType,
+    MethodType,
+    ModuleType,
+    WrapperDescriptorType,
+)
 from typing import Any
 
 import torch
@@ -42,6 +53,18 @@ _OF_OTHERS = frozenset(
     for kind in (list, set, dict, bytearray, collections.deque, collections.Counter, queue.Queue, logging.Logger)
     for name in dir(kind)
 )
+# What functions and attributes are in a class, which gives them as they are.
+_IN_CLASSES = (FunctionType, BuiltinFunctionType, staticmethod, classmethod, property, type)
+_BINDING = (*_IN_CLASSES, MemberDescriptorType, GetSetDescriptorType, MethodDescriptorType, WrapperDescriptorType)
+# Special methods that code calls by name, or by making an object; contexts are looked at by themselves.
+_NEVER_UNNAMED = frozenset(
+    f"__{name}__"
+    for name in (
+        *("init", "new", "del", "init_subclass", "class_getitem", "set_name", "post_init", "enter", "exit"),
+        *("repr", "str", "format", "sizeof", "dir", "setattr", "delattr", "setitem", "delitem", "call"),
+        *("reduce", "reduce_ex", "getstate", "setstate", "getnewargs", "getnewargs_ex", "copy", "deepcopy"),
+    )
+)
 # By these a tensor's contents become Python's.
 _TELLING = frozenset(("item", "tolist", "numpy", "save", "is_nonzero"))
 # By these what PyTorch does from then on is another; so it is by all that begin with "set_".
@@ -58,14 +81,15 @@ def of_several(hook: Any) -> bool:
 def only_computes(hook: Callable[..., Any]) -> bool:
     """Whether all that a hook does is seen to be computing what it gives; so is what is marked as `inlineable`, and
     functions of PyTorch's."""
-    return is_inlineable(hook) or _computes(hook, 0)
+    return is_inlineable(hook) or _computes(hook, 0, ())
 
 
-def _computes(value: Any, depth: int) -> bool:
+def _computes(value: Any, depth: int, within: Collection[CodeType]) -> bool:
+    """Whether a function only computes, where those of ``within`` do, which led to it."""
     if depth > _DEEPEST:
         return False
     if isinstance(value, partial):
-        return _computes(value.func, depth) and all(map(_is_value, (*value.args, *value.keywords.values())))
+        return _computes(value.func, depth, within) and all(map(_is_value, (*value.args, *value.keywords.values())))
     if (
         of_several(value)
         or str(getattr(value, "__module__", "")).startswith(_OF_MORE)
@@ -80,12 +104,16 @@ def _computes(value: Any, depth: int) -> bool:
         return True
     if not isinstance(function, FunctionType):
         return _is_torchs(value)
-    if not is_user_file(function.__code__.co_filename):
+    if not is_user_file(function.__code__.co_filename) or function.__code__ in within:
         return True
+    within = (*within, function.__code__)
     roots = [*owner, *_read(function), *(function.__defaults__ or ()), *(function.__kwdefaults__ or {}).values()]
     functions = [root for root in roots if callable(root) and not isinstance(root, torch.nn.Module | torch.Tensor)]
     others = [root for root in roots if not (_is_value(root) or _is_torchs(root) or any(root is f for f in functions))]
-    reached = _reached(others, _attribute_names(function.__code__))
+    names = _attribute_names(function.__code__)
+    reached = _reached(others, names)
+    if not all(_computes(code, depth + 1, within) for value in reached for code in _run_unnamed(value, names)):
+        return False
 
     def is_tensors(name: str) -> bool:
         if _is_effect(name) or name not in _OF_TENSORS:
@@ -95,7 +123,7 @@ def _computes(value: Any, depth: int) -> bool:
     read = {**vars(builtins), **function.__globals__, **cells_of(function)}
     called = {name for name in read if callable(read[name])} - {*function.__code__.co_cellvars}
     code = _Code(is_tensors, called, bool(others))
-    return code.is_pure(function.__code__) and all(_computes(f, depth + 1) for f in functions if f is not value)
+    return code.is_pure(function.__code__) and all(_computes(f, depth + 1, within) for f in functions if f is not value)
 
 
 def _is_effect(name: str) -> bool:
@@ -126,9 +154,34 @@ def _reached(others: Sequence[Any], names: Collection[str]) -> list[Any]:
             waiting.extend(value)
         elif isinstance(value, dict):
             waiting.extend(value.values())
-        tables = [getattr(value, "__dict__", {}), getattr(value, "__dict__", {}).get("_modules") or {}]
-        waiting.extend(table[name] for table in tables for name in names if name in table)
+        modules = getattr(value, "__dict__", {}).get("_modules") or {}
+        waiting.extend(modules[name] for name in names if name in modules)
+        waiting.extend(_attributes(value, names))
     return [*found.values()]
+
+
+def _attributes(value: Any, names: Collection[str]) -> Iterator[Any]:
+    """The attributes of these names that an object has, or its class, without running code for them."""
+    for name in names:
+        found = inspect.getattr_static(value, name, None)
+        if isinstance(found, MemberDescriptorType):
+            # A slot, which may be empty.
+            found = getattr(value, name, None)
+        if not isinstance(found, FunctionType | staticmethod | classmethod | property):
+            yield found
+
+
+def _run_unnamed(value: Any, names: Collection[str]) -> Iterator[Callable[..., Any]]:
+    """The functions of the user's that run where code reads attributes of these names from an object, or has an
+    operator, a loop or an index of it."""
+    for kind in type(value).__mro__:
+        for name, member in vars(kind).items():
+            if isinstance(member, property) and name in names and member.fget is not None:
+                yield MethodType(member.fget, value)
+            elif name.startswith("__") and name not in _NEVER_UNNAMED and isinstance(member, FunctionType):
+                yield MethodType(member, value)
+            elif name in names and hasattr(type(member), "__get__") and not isinstance(member, _BINDING):
+                yield type(member).__get__
 
 
 @dataclass(frozen=True)

@@ -41,6 +41,56 @@ class Tracker:
         self.count += 1
 
 
+class Counts:
+    """Counts how often it is read, by whatever way."""
+
+    __slots__ = ("found", "tracker")
+
+    def __init__(self) -> None:
+        self.found: list[int] = []
+        self.tracker = Tracker()
+
+    @property
+    def scale(self) -> float:
+        self.found.append(1)
+        return 2.0
+
+    @property
+    def half(self) -> float:
+        return len(self.found) / 2
+
+    def __getitem__(self, place: int) -> float:
+        self.found.append(place)
+        return 2.0
+
+
+class Asked:
+    """Counts what it is asked for that it has not."""
+
+    def __init__(self) -> None:
+        self.found: list[str] = []
+
+    def __getattr__(self, name: str) -> float:
+        self.found.append(name)
+        return 2.0
+
+
+class Bounds:
+    """Computes what it gives."""
+
+    tracker = Tracker()
+
+    def __init__(self) -> None:
+        self.bound = 1.0
+
+    @property
+    def twice(self) -> float:
+        return 2 * self.bound
+
+    def __getitem__(self, place: int) -> float:
+        return self.bound + place
+
+
 class Owner(nn.Module):
     """Has hooks that read what it has, write to it, or call it."""
 
@@ -48,9 +98,28 @@ class Owner(nn.Module):
         super().__init__()
         self.bound, self.count, self.last, self.tags = 1.0, 0, torch.zeros(0), SEEN
         self.tracker, self.found, self.called = Tracker(), FOUND, CALLED
+        self.counting, self.asked, self.bounds = Counts(), Asked(), Bounds()
 
     def clips(self, gradient: Tensor) -> Tensor:
         return gradient.clamp(-self.bound, self.bound)
+
+    def clips_by_bounds(self, gradient: Tensor) -> Tensor:
+        return gradient.clamp(-self.bounds.twice, self.bounds[1])
+
+    def reads_a_property(self, gradient: Tensor) -> Tensor:
+        return gradient * self.counting.scale
+
+    def reads_an_item(self, gradient: Tensor) -> Tensor:
+        return gradient * self.counting[0]
+
+    def asks(self, gradient: Tensor) -> Tensor:
+        return gradient * self.asked.scale
+
+    def tracks_in_a_slot(self, gradient: Tensor) -> None:
+        self.counting.tracker.norm(gradient)
+
+    def tracks_in_a_class(self, gradient: Tensor) -> None:
+        self.bounds.tracker.norm(gradient)
 
     def counts(self, gradient: Tensor) -> None:
         self.count += 1
@@ -141,6 +210,7 @@ def counting() -> Callable[[Tensor], None]:
         lambda g: doubled(g).mul(2),
         doubled,
         OWNER.clips,
+        OWNER.clips_by_bounds,
         calling(doubled),
         partial(torch.mul, other=2),
         torch.relu,
@@ -179,6 +249,11 @@ def test_hooks_that_compute(hook: Any) -> None:
         OWNER.adds_up,
         OWNER.within,
         OWNER.counts,
+        OWNER.reads_a_property,
+        OWNER.reads_an_item,
+        OWNER.asks,
+        OWNER.tracks_in_a_slot,
+        OWNER.tracks_in_a_class,
         OWNER.keeps,
         OWNER.tags_it,
         OWNER.logs,

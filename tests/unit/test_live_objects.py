@@ -26,7 +26,7 @@ def test_objects_of_a_class_and_of_those_below() -> None:
 
 def test_nothing_else_is_held_between_two_instructions() -> None:
     """Where another thread may go on, it finds a tuple as it left it."""
-    being_made = (_Kept(), [])
+    being_made = (_Kept(), _Kept())
     counts: set[int] = set()
 
     def look(frame: FrameType, _event: str, _argument: Any) -> Any:
