@@ -211,6 +211,9 @@ class _Code:
             return False
         if name == _CALLED:
             beside = steps[place + _BESIDE]
+            if beside.opname == "LOAD_ATTR":
+                # A function of a module that is imported, from Python 3.13 on.
+                return self._is_fresh(beside, steps[place - 2])
             return beside.opname == "LOAD_DEREF" and beside.argval in self.called
         if name == "LOAD_GLOBAL" and "NULL" in step.argrepr and step.argval not in self.called:
             # A function of a module that is imported.

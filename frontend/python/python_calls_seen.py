@@ -17,7 +17,6 @@ import random
 import re
 import sys
 import threading
-from _lsprof import Profiler
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -28,6 +27,7 @@ import numpy as np
 import torch
 from torch.utils import checkpoint
 
+from retrograd.frontend.python.call_profiler import CallProfiler, call_profiler
 from retrograd.frontend.python.drawn_arrays import Drawing, DrawnError, find_calls
 from retrograd.frontend.python.found_lines import (
     GENERATED,
@@ -54,7 +54,8 @@ _OF_DATACLASSES = "__create_fn__."
 # As the profiler names functions in C.
 _CLOCKS = re.compile(r"<built-in method (time\.(?!sleep)\w+|now|utcnow|today|posix\.urandom|_?io\.open)>")
 # What puts a hook on a node of autograd's graph, or on what one keeps.
-_HOOKS = re.compile(r"<method '(register_hook|register_prehook|register_hooks)' of '.*' objects>")
+_HOOKING = "register_hook|register_prehook|register_hooks"
+_HOOKS = re.compile(rf"<method '({_HOOKING})' of '.*' objects>")
 # The same of a tensor, and what calls a function whose backward is Python.
 _IN_BACKWARD = (
     torch.Tensor.register_hook.__code__,
@@ -62,9 +63,10 @@ _IN_BACKWARD = (
     torch.autograd.Function.apply.__code__,
 )
 # Of PyTorch's generators, what decides which numbers come next, and what tells them.
-_SEEDS = re.compile(
-    r"<method '(manual_seed|seed|initial_seed|set_state|graphsafe_set_state)' of 'torch._C.Generator' objects>"
-)
+_SEEDING = "manual_seed|seed|initial_seed|set_state|graphsafe_set_state"
+_SEEDS = re.compile(rf"<method '({_SEEDING})' of 'torch._C.Generator' objects>")
+# Both are looked for wherever they are called.
+_ANYWHERE = re.compile(f"{_HOOKING}|{_SEEDING}")
 _INSTEAD = "decide it outside of the model and pass it as an argument, or use torch.rand, which differs at each call; "
 _REMEDY = f"{_INSTEAD}{IN_PARTS}"
 # Dynamo takes what such a generator draws first for a constant.
@@ -100,7 +102,7 @@ def run_watched(run: Callable[[], Any], seen: PythonSeen, generators: Mapping[st
     known = {"random": random, "numpy.random": np.random, **generators}
     before = {name: generator_state(generator) for name, generator in known.items()}
     seeded = torch.default_generator.get_state()
-    profiler = Profiler()
+    profiler = call_profiler(_is_told, _has_calls)
     with alone(), _watched_environment(seen), _watched_attributes(seen):
         profiler.enable(subcalls=True, builtins=True)
         try:
@@ -145,6 +147,14 @@ def run_watched(run: Callable[[], Any], seen: PythonSeen, generators: Mapping[st
     return result
 
 
+def _is_told(code: CodeType) -> bool:
+    return code.co_filename == GENERATED or _asks_compiling(code) or _clock_name(code) is not None
+
+
+def _has_calls(code: CodeType) -> bool:
+    return is_users(code) or any(map(_ANYWHERE.fullmatch, code.co_names))
+
+
 def _runs_in_backward(code: Any) -> bool:
     return _HOOKS.fullmatch(code) is not None if isinstance(code, str) else code in _IN_BACKWARD
 
@@ -155,7 +165,7 @@ class BackwardWatch:
 
     def __init__(self) -> None:
         self.codes: set[CodeType] = set()
-        self._profiler: Profiler | None = None
+        self._profiler: CallProfiler | None = None
         self._set_aside = contextlib.ExitStack()
 
     @property
@@ -167,7 +177,7 @@ class BackwardWatch:
         """Begin, or begin anew."""
         self.stop()
         self._set_aside.enter_context(alone())
-        self._profiler = Profiler()
+        self._profiler = call_profiler(lambda _code: False, lambda _code: False)
         self._profiler.enable(subcalls=True, builtins=False)
 
     def stop(self) -> None:

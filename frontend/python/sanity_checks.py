@@ -161,9 +161,7 @@ def find_passing(code: CodeType, offset: int) -> bool | None:
     places = {instruction.offset: place for place, instruction in enumerate(instructions)}
     if offset not in places:
         return None
-    place = places[offset]
-    if instructions[place].opname.startswith("CALL"):
-        place += 1
+    place = _place_of_answer(instructions, places[offset])
     negated = instructions[place].opname == "UNARY_NOT"
     jump = instructions[place + negated]
     if "IF_TRUE" not in jump.opname and "IF_FALSE" not in jump.opname:
@@ -175,6 +173,13 @@ def find_passing(code: CodeType, offset: int) -> bool | None:
         return None
     passing = not jumps_by if raises_there else jumps_by
     return not passing if negated else passing
+
+
+def _place_of_answer(instructions: Sequence[dis.Instruction], place: int) -> int:
+    """Where code goes by the answer to what it asks at a place: there, or behind what asks in a step of its own, which
+    comparisons and tests of any value are from Python 3.13 on."""
+    place += instructions[place].opname.startswith(("CALL", "COMPARE_OP", "TO_BOOL"))
+    return place + (instructions[place].opname == "TO_BOOL")
 
 
 def _raises(instructions: Sequence[dis.Instruction], place: int | None) -> bool:
@@ -220,7 +225,7 @@ def _only_clamps(code: CodeType, offset: int, passing: bool) -> bool:
     places = {instruction.offset: place for place, instruction in enumerate(instructions)}
     if offset not in places:
         return False
-    place = places[offset] + instructions[places[offset]].opname.startswith("CALL")
+    place = _place_of_answer(instructions, places[offset])
     jump = instructions[place]
     if not jump.opname.startswith("POP_JUMP") or not jump.opname.endswith(f"IF_{str(passing).upper()}"):
         return False

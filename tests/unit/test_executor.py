@@ -541,7 +541,8 @@ sys.exit(os.waitstatus_to_exitcode(status))
 def test_a_forked_child_can_drop_the_program_and_exit(vmfb: bytes, tmp_path: Path) -> None:
     (tmp_path / "p.vmfb").write_bytes(vmfb)
     done = subprocess.run(
-        [sys.executable, "-c", FORK_AND_FINALIZE, tmp_path / "p.vmfb"],
+        # From Python 3.12 on a fork beside other threads is warned of.
+        [sys.executable, "-W", "ignore::DeprecationWarning", "-c", FORK_AND_FINALIZE, tmp_path / "p.vmfb"],
         timeout=WAIT_SECONDS,
         check=False,
         capture_output=True,
