@@ -64,6 +64,7 @@ PASSES: dict[str, str] = {
     "bwd-split-columns": "retrograd.pipelines.transforms.device.bwd_split_columns:BwdSplitColumns",
     "bwd-stack-joins": "retrograd.pipelines.transforms.device.bwd_stack_joins:BwdStackJoins",
     "bwd-sum-by-rows": "retrograd.pipelines.transforms.device.bwd_sum_by_rows:BwdSumByRows",
+    "bwd-uncontract-sums": "retrograd.pipelines.transforms.device.bwd_uncontract_sums:BwdUncontractSums",
     "bwd-verify-legality": "retrograd.pipelines.transforms.torch.bwd_verify_legality:BwdVerifyLegality",
     "convert-bwd-to-func": "retrograd.pipelines.conversions.convert_bwd_to_func:ConvertBwdToFunc",
     "convert-linalg-to-kernels": "retrograd.pipelines.conversions.convert_linalg_to_kernels:ConvertLinalgToKernels",

@@ -189,6 +189,7 @@ LOWERING: tuple[Step, ...] = (
     Step("bwd-keep-roundings", ALL, "LLVM drops roundings to bfloat16, which comparisons need; on twins too"),
     # What code for some needs.
     Step("bwd-negate-products", CPU_AMONG, "sums of broadcast products that do not compile otherwise"),
+    Step("bwd-uncontract-sums", CPU_AMONG, "IREE sums products lane by lane; behind negations, which ask for sums too"),
     Step("bwd-repeat-elementwise", IN_ORDER, "less memory: tensors are computed again from arguments"),
     Step("bwd-fold-elementwise", CPU_ALONE, "IREE writes what several kernels read, even where they could compute it"),
     Step("bwd-sum-by-rows", MATRIX_UNITS, "what IREE puts parts of such a sum together by does not compile"),
