@@ -17,6 +17,7 @@ from retrograd.pipelines.transforms.helpers.barriers import BARRIER, walk
 from retrograd.pipelines.transforms.helpers.generics import is_elementwise
 from retrograd.pipelines.transforms.helpers.uses import only_user
 from retrograd.pipelines.transforms.helpers.views import is_view
+from retrograd.pipelines.transforms.helpers.widened import Widened
 
 # How many terms a part of the sum has, for IREE's split reductions.
 SPLIT_MARK = "iree_linalg_ext.split_reduction"
@@ -145,8 +146,15 @@ def is_transposed(matrix: ir.Value) -> bool:
 
 def is_worth_packing(product: ir.Operation) -> bool:
     """Whether the operands of a product are to be packed; those of open sizes are."""
-    element = ir.RankedTensorType(product.operands[0].type).element_type
-    return repays_packing(_PRODUCTS[product.name], _read_operands(product), str(element))
+    return repays_packing(_PRODUCTS[product.name], _read_operands(product), str(_find_element(product)))
+
+
+def _find_element(product: ir.Operation) -> ir.Type:
+    """The type of a product's operands, or that which both were widened from: IREE takes widenings into the product."""
+    widened, operands = Widened(), list(product.operands)[:2]
+    narrow = {widened.find_element(operand) for operand in operands}
+    found = narrow.pop() if len(narrow) == 1 else None
+    return ir.RankedTensorType(operands[0].type).element_type if found is None else found
 
 
 def _read_operands(product: ir.Operation) -> list[Shape]:

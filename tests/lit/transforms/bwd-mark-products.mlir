@@ -187,3 +187,25 @@ func.func @not_repeated(%a: tensor<16x5xf32>, %b: tensor<5x64xf32>, %y: tensor<1
   } -> tensor<16x64xf32>
   return %1 : tensor<16x64xf32>
 }
+
+// -----
+
+#same = affine_map<(d0, d1) -> (d0, d1)>
+
+// What both operands were widened from is what IREE multiplies; one alone is not.
+// CHECK-LABEL: func.func @widened(
+// CHECK: linalg.matmul {iree.opt.data_tiling}
+// CHECK-NOT: iree.opt.data_tiling
+func.func @widened(%a: tensor<8x8xbf16>, %b: tensor<8x8xf32>, %y: tensor<8x8xf32>) -> (tensor<8x8xf32>, tensor<8x8xf32>) {
+  %empty = tensor.empty() : tensor<8x8xf32>
+  %wide = linalg.generic {indexing_maps = [#same, #same], iterator_types = ["parallel", "parallel"]}
+      ins(%a : tensor<8x8xbf16>) outs(%empty : tensor<8x8xf32>) {
+  ^bb0(%in: bf16, %out: f32):
+    %w = arith.extf %in : bf16 to f32
+    linalg.yield %w : f32
+  } -> tensor<8x8xf32>
+  %turned = linalg.transpose ins(%wide : tensor<8x8xf32>) outs(%empty : tensor<8x8xf32>) permutation = [1, 0]
+  %0 = linalg.matmul ins(%wide, %turned : tensor<8x8xf32>, tensor<8x8xf32>) outs(%y : tensor<8x8xf32>) -> tensor<8x8xf32>
+  %1 = linalg.matmul ins(%wide, %b : tensor<8x8xf32>, tensor<8x8xf32>) outs(%y : tensor<8x8xf32>) -> tensor<8x8xf32>
+  return %0, %1 : tensor<8x8xf32>, tensor<8x8xf32>
+}
