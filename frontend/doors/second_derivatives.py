@@ -24,6 +24,16 @@ _REMEDY = (
 )
 
 
+_OF_WRITES = (
+    "write to it after backward(), or have the model read a clone() of it; or compile with partition='default', which "
+    "saves what eager does: others save a buffer where that takes fewer bytes than what is computed from it"
+)
+
+
+class WrittenBetweenError(RetrogradError, RuntimeError):
+    """A tensor that was saved for the backward was written to before it."""
+
+
 class SecondDerivativeError(RetrogradError, RuntimeError):
     """A gradient of a gradient of what was compiled."""
 
@@ -57,7 +67,13 @@ class SecondDerivatives(FunctionChange):
             if not torch._C._autograd._get_current_graph_task_keep_graph():
                 # Whoever keeps a loss is not to keep all that it was computed from.
                 ctx.given = None
-            return backward(ctx, *given)
+            try:
+                return backward(ctx, *given)
+            except RuntimeError as error:
+                if "modified by an inplace operation" not in str(error):
+                    raise
+                told = str(error).partition(" Hint:")[0]
+                raise WrittenBetweenError(f"backward of {self.name}: {told}\n  remedy: {_OF_WRITES}") from error
 
         for ours in (forward_kept, backward_twice, self._refuse_later):
             # In a gradient that a model takes itself, which torch.compile runs between its graphs, these and what they

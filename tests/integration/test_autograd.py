@@ -105,6 +105,32 @@ def test_two_steps_then_their_backwards(step: Step, model: nn.Module) -> None:
     assert_same(found, expected)
 
 
+class Bank(nn.Module):
+    """Computes with what it makes of a buffer."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(4, 3)
+        self.register_buffer("bank", torch.ones(2, 3))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.layer(x) * self.bank.sigmoid()
+
+
+def test_a_buffer_that_is_written_to_before_the_backward() -> None:
+    bank = Bank()
+    (expected,) = torch.autograd.grad(bank(argument()).sum(), bank.layer.bias)
+    for partition in ("min-cut", "default"):
+        step = retrograd.compile_backward(bank, (argument(),), partition=partition)
+        loss = step(argument()).sum()
+        bank.bank.mul_(1)
+        if partition == "default":
+            torch.testing.assert_close(torch.autograd.grad(loss, bank.layer.bias), (expected,))
+        else:
+            with pytest.raises(RuntimeError, match=r"Bank: .* modified by an inplace .*\n.*partition='default'"):
+                loss.backward()
+
+
 def test_gradients_of_gradients_are_refused(step: Step) -> None:
     x = argument()
     (gradient,) = torch.autograd.grad(step(x).pow(2).sum(), x, create_graph=True)
