@@ -9,6 +9,7 @@ import traceback
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from retrograd.frontend.python.source_locations import (
+    DENSE_REMEDY,
     IN_PARTS,
     LAYERS,
     NESTED_FOLDER,
@@ -84,7 +85,10 @@ def capture_error(error: Exception) -> CaptureError:
             f"PyTorch cannot trace {op}, whether or not it can run it: {kind}: {first}{where}",
             "call the op outside of the model, or write what it computes in other ops",
         )
-    return ModelError(f"{kind}: {first}{where}", "the model must run on these arguments in eager mode first")
+    if first.startswith("Sparse ") and "do not have strides" in first:
+        return CaptureError(f"the model computes with a tensor of a sparse layout{where}", DENSE_REMEDY)
+    remedy = f"the model must run on these arguments in eager mode first; where it does, {IN_PARTS.removeprefix('or ')}"
+    return ModelError(f"{kind}: {first}{where}", remedy)
 
 
 def is_about_contents(error: Exception) -> bool:

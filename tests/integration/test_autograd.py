@@ -108,13 +108,16 @@ def test_two_steps_then_their_backwards(step: Step, model: nn.Module) -> None:
 class Bank(nn.Module):
     """Computes with what it makes of a buffer."""
 
+    bank: Tensor
+
     def __init__(self) -> None:
         super().__init__()
         self.layer = nn.Linear(4, 3)
         self.register_buffer("bank", torch.ones(2, 3))
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.layer(x) * self.bank.sigmoid()
+        made: Tensor = self.layer(x) * self.bank.sigmoid()
+        return made
 
 
 def test_a_buffer_that_is_written_to_before_the_backward() -> None:

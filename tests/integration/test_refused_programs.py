@@ -264,6 +264,40 @@ def test_a_sparse_buffer_is_named(layout: torch.layout) -> None:
     assert "to_dense()" in refused.value.remedy
 
 
+class Held(nn.Module):
+    """Multiplies by a sparse matrix that it has in a tuple."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.held = (torch.eye(4).to_sparse_csr(),)
+        self.linear = nn.Linear(4, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return (self.held[0] @ self.linear(x)).square().sum()  # type: ignore[no-any-return]
+
+
+def test_a_sparse_tensor_that_is_no_buffer_is_said() -> None:
+    with pytest.raises(retrograd.CaptureError, match="computes with a tensor of a sparse layout at File") as refused:
+        retrograd.compile_backward(Held(), (torch.randn(4, 4),), cache=False)
+    assert "to_dense()" in refused.value.remedy
+
+
+def linearized(x: Tensor) -> Tensor:
+    _, derivative = torch.func.linearize(torch.tanh, x)
+    return derivative(x).square().mean()  # type: ignore[no-any-return]
+
+
+def test_the_remedy_of_what_only_the_trace_fails_for_works() -> None:
+    x = torch.randn(2, 4, requires_grad=True)
+    with pytest.raises(retrograd.CaptureError, match=r"in linearized") as refused:
+        retrograd.compile_backward(linearized, (x,), cache=False)
+    assert "where it does, use torch.compile" in refused.value.remedy
+    (expected,) = torch.autograd.grad(linearized(x), x)
+    with retrograd.enable(cache=False):
+        linearized(x).backward()
+    torch.testing.assert_close(x.grad, expected)
+
+
 class Ensemble(nn.Module):
     """Several models as one, as PyTorch's tutorial on ensembles has them: the module that is called has no values."""
 
