@@ -171,6 +171,7 @@ def test_a_small_product_reads_its_operands_as_they_are() -> None:
         ("mul.Tensor", [(1 << 14, 1 << 14), (1 << 14, 1 << 14)], "f32", False),
         # Split into partial sums.
         ("mm", [(64, 32768), (32768, 64)], "f32", False),
+        ("mm", [(64, 32768), (32768, 64)], "bf16", False),
     ],
 )
 def test_large_products_repay_packing(name: str, operands: list[Any], element_type: str, packed: bool) -> None:

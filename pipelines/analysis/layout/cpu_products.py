@@ -32,12 +32,14 @@ def repays_packing(name: str, operands: Sequence[Shape], element_type: str) -> b
         return False
     # Scalars have no shape, and what a product is added to comes first.
     shapes = [shape for shape in operands if shape is not None][-2:]
-    if len(shapes) < 2 or element_type != "f32":
+    if len(shapes) < 2:
+        return True
+    if find_part(name, operands) is not None:
+        return False
+    if element_type != "f32":
         return True
     left, right = shapes
     if min(len(left), len(right)) < 2:
-        return False
-    if find_part(name, operands) is not None:
         return False
     return left[-2] * left[-1] * right[-1] >= LEAST_VOLUME
 
