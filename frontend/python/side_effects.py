@@ -120,8 +120,11 @@ def refuse_dispatch_modes() -> None:
     Raises:
         CaptureError: one is open.
     """
-    if torch._C._len_torch_dispatch_stack():
-        names = ", ".join(type(mode).__name__ for mode in _get_current_dispatch_mode_stack())
+    context = torch._guards.TracingContext.try_get()
+    # That of a trace around this one is ours.
+    own = None if context is None else context.fake_mode
+    if modes := [mode for mode in _get_current_dispatch_mode_stack() if mode is not own]:
+        names = ", ".join(type(mode).__name__ for mode in modes)
         raise CaptureError(
             f"{names} is open, which is to see each op, and compiled code has none",
             "compile outside of it, and call the model itself inside",
