@@ -290,7 +290,11 @@ def _locate(captured: CapturedGraph, built: Build, primals: Sequence[torch.Tenso
 def _convention(captured: CapturedGraph, program: Program) -> CallingConvention:
     module = captured.module
     return CallingConvention(
-        captured.signature, in_spec=module.in_spec, out_spec=module.out_spec, device=program.torch_device
+        captured.signature,
+        in_spec=module.in_spec,
+        out_spec=module.out_spec,
+        device=program.torch_device,
+        has_hooks=module.hook_calls.has_any(),
     )
 
 

@@ -21,7 +21,13 @@ from retrograd.frontend.verification.errors import VerificationError
 from retrograd.parting import PartsFromEagerError
 from retrograd.pipelines.infra.diagnostics import PipelineError
 from retrograd.pipelines.infra.errors import CompileError
-from retrograd.runtime.arguments.calling import ArgumentError, OtherAnswersError, OtherProgramError, OtherStateError
+from retrograd.runtime.arguments.calling import (
+    ArgumentError,
+    OtherAnswersError,
+    OtherProgramError,
+    OtherStateError,
+    UnaskedGradientError,
+)
 from retrograd.runtime.steps.compiled import CompiledBackward
 
 if TYPE_CHECKING:
@@ -143,7 +149,7 @@ class Specializations:
                     # Nothing ran. One for more tensors that require grad may be among the others.
                     continue
         other_answers = isinstance(refused, OtherAnswersError)
-        reason = "more tensors that require grad"
+        reason = f"{'fewer' if isinstance(refused, UnaskedGradientError) else 'more'} tensors that require grad"
         if isinstance(refused, OtherStateError):
             # Of which program it is what it is not, is for who calls that alone.
             reason = str(refused).partition(";")[0]

@@ -252,6 +252,10 @@ class HookCalls:
         """A forward begins, or goes on: no backward has been traced."""
         self.token = None
 
+    def has_any(self) -> bool:
+        """Whether a call was put into the trace."""
+        return bool(self._calls)
+
     def codes(self) -> set[CodeType]:
         """The code of the hooks that tensors have."""
         functions = [plain_function(call.hook) for call in self._calls if isinstance(call, TensorHook)]

@@ -115,7 +115,8 @@ def refuse_hooks_of_all_modules() -> None:
 
 
 def refuse_dispatch_modes() -> None:
-    """Refuse modes that are to see each op: they see the trace's, and what they make of them is not in it.
+    """Refuse modes that are to see each op: they see the trace's, and what they make of them is not in it. Those that
+    traces are made by are none of these.
 
     Raises:
         CaptureError: one is open.

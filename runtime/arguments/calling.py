@@ -42,22 +42,29 @@ class MissingGradientError(OtherProgramError):
     """A tensor requires grad now, and did not when the program was compiled, which has no gradient of it."""
 
 
+class UnaskedGradientError(OtherProgramError):
+    """A tensor requires no grad now, and did when the program was compiled, whose hooks would see a gradient."""
+
+
 @dataclass(frozen=True)
 class ExpectedTensor:
     """Describes what an argument must be. ``requires_grad`` is what it was compiled with: a gradient that was not
-    compiled is not given."""
+    compiled is not given. Hooks see whether it is, where the program ``has_hooks``."""
 
     name: str
     shape: tuple[Size, ...]
     dtype: torch.dtype
     device: str
     requires_grad: bool
+    has_hooks: bool = False
 
     @classmethod
-    def of(cls, name: str, type_: TensorType, device: torch.device | None = None) -> ExpectedTensor:
+    def of(
+        cls, name: str, type_: TensorType, device: torch.device | None = None, has_hooks: bool = False
+    ) -> ExpectedTensor:
         """A tensor of a signature; it is to be on ``device``, or where it was when compiled."""
         place = str(device) if device is not None else type_.device
-        return cls(name, type_.shape, getattr(torch, type_.dtype), place, type_.requires_grad)
+        return cls(name, type_.shape, getattr(torch, type_.dtype), place, type_.requires_grad, has_hooks)
 
     def check(self, value: Any) -> None:
         """Raise :class:`ArgumentError` where ``value`` is not such a tensor."""
@@ -70,6 +77,7 @@ class ExpectedTensor:
             and value.shape == self.shape
             and self.device in _names_of(value.device)
             and (self.requires_grad or not value.requires_grad)
+            and (not self.has_hooks or value.requires_grad is self.requires_grad)
         ):
             return
         if not isinstance(value, torch.Tensor):
@@ -93,6 +101,11 @@ class ExpectedTensor:
             raise MissingGradientError(
                 f"{self.name}: requires grad now, but did not when compiled, so that its gradient would be missing; "
                 "detach() it, or compile again"
+            )
+        if self.has_hooks and self.requires_grad and not value.requires_grad and torch.is_grad_enabled():
+            raise UnaskedGradientError(
+                f"{self.name}: requires no grad now, but did when compiled, and backward hooks would see a gradient "
+                "that eager has not; compile again"
             )
         if value.layout is not torch.strided:
             raise ArgumentError(f"{self.name}: expected a dense tensor, found layout {value.layout}")
@@ -127,9 +140,10 @@ class CallingConvention:
     """How a call's arguments become the tensors of the program, and its results what the call returns.
 
     Built from a signature; the two trees are taken from the live objects where these are at hand, so that types which
-    no manifest can hold still work in the process that compiled. ``device`` is where the
-    program takes tensors, wherever they were when it was compiled. Only where some were on the CPU and others were not,
-    as PyTorch allows for numbers and indices, those stay there: a call copies them, and copies results of the CPU back.
+    no manifest can hold still work in the process that compiled. The program ``has_hooks`` where it calls some in its
+    backward. ``device`` is where it takes tensors, wherever they were when it was compiled. Only where some were on the
+    CPU and others were not, as PyTorch allows for numbers and indices, those stay there: a call copies them, and copies
+    results of the CPU back.
 
     Raises:
         ArgumentError: the program writes to one that stays on the CPU.
@@ -142,17 +156,18 @@ class CallingConvention:
         in_spec: pytree.TreeSpec | None = None,
         out_spec: pytree.TreeSpec | None = None,
         device: torch.device | None = None,
+        has_hooks: bool = False,
     ) -> None:
         states, tensors = (*signature.params, *signature.buffers), signature.primals
         on_cpu = [t.type.device == "cpu" for t in tensors]
         # Where to copy what is on the CPU beside tensors that are not.
         self._copies_to = device if device is not None and device.type != "cpu" and len(set(on_cpu)) == 2 else None
         self.inputs = [
-            i.name if i.type is None else ExpectedTensor.of(i.name, i.type, self._place_of(i.type, device))
+            i.name if i.type is None else ExpectedTensor.of(i.name, i.type, self._place_of(i.type, device), has_hooks)
             for i in signature.inputs
         ]
         self.outputs = signature.outputs
-        self.state = [ExpectedTensor.of(s.name, s.type, self._place_of(s.type, device)) for s in states]
+        self.state = [ExpectedTensor.of(s.name, s.type, self._place_of(s.type, device), has_hooks) for s in states]
         self._known_state = KnownForms()
         self._constants = [i.constant for i in signature.inputs]
         expected = [i for i in self.inputs if isinstance(i, ExpectedTensor)]

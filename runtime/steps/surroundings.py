@@ -46,8 +46,10 @@ def open_modes() -> tuple[type, ...]:
 def refuse_modes(compiled: tuple[type, ...]) -> None:
     """Raise :class:`ArgumentError` where other modes are open than those that a program was compiled in."""
     if torch._C._len_torch_dispatch_stack():
-        names = ", ".join(type(mode).__name__ for mode in _get_current_dispatch_mode_stack())
-        raise ArgumentError(f"{names} is open, which is to see each op: {_INSIDE}")
+        # Those that traces are made by see none of what is compiled either, and expect so.
+        modes = [type(mode).__name__ for mode in _get_current_dispatch_mode_stack() if not mode.is_infra_mode()]
+        if modes:
+            raise ArgumentError(f"{', '.join(modes)} is open, which is to see each op: {_INSIDE}")
     if (found := open_modes()) != compiled:
         now, then = (", ".join(mode.__name__ for mode in modes) or "no mode" for modes in (found, compiled))
         raise ArgumentError(

@@ -324,3 +324,23 @@ def test_a_hook_that_writes_to_what_the_backward_reads_is_told(model: Hooked) ->
         step(compiled, model, 1)
     chosen[0] = "last"
     step(compiled, model, 2)
+
+
+def test_a_hook_of_a_module_sees_no_gradient_where_none_is_asked_for() -> None:
+    model, log = nn.Sequential(nn.Linear(3, 2), nn.Linear(2, 2)), Log()
+    model[0].register_full_backward_hook(lambda _, inputs, outputs: log.append(("first", inputs, outputs)))
+    model[1].register_full_backward_hook(lambda _, inputs, outputs: log.append(("second", inputs, outputs)))
+    step = retrograd.compile_backward(model, (torch.randn(4, 3, requires_grad=True),))
+    for asked, frozen in ((True, False), (False, False), (False, True)):
+        model[0].requires_grad_(not frozen)
+        x = torch.randn(4, 3, requires_grad=asked)
+        with warnings.catch_warnings():
+            # PyTorch's, of a module without such an argument.
+            warnings.simplefilter("ignore", UserWarning)
+            step(x).sum().backward()
+            found = [*log]
+            log.clear()
+            model(x).sum().backward()
+        same_log(found, log)
+        log.clear()
+    assert "fewer tensors that require grad" in str(step.explain())
