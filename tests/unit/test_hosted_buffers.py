@@ -9,6 +9,8 @@ from hypothesis import strategies as st
 
 from retrograd.pipelines.analysis.kernels.hosted_buffers import Host, Place, find_hosts, place_results
 from retrograd.pipelines.analysis.kernels.scratch_layout import Slice, lay_out
+from retrograd.pipelines.stream.bwd_pack_scratch import _place_results
+from retrograd.pipelines.stream.result_storage import Storage
 
 SLICES = st.builds(
     lambda first, length, size: Slice(first, first + length, 64 * size),
@@ -119,3 +121,13 @@ def test_what_is_alive_long_is_not_kept_out_by_what_is_alive_for_a_step() -> Non
     hosts = [Host(256, -1, 0), Host(256, -1, 3), Host(256, -1, 3)]
     left = [part for number, part in enumerate(slices) if number not in find_hosts(slices, hosts)]
     assert lay_out(left).size == 256
+
+
+def test_the_first_results_may_have_storage_of_their_own() -> None:
+    size = 1 << 14
+    results = [Storage(Host(size, first, 99), None, None, (), number) for number, first in enumerate((3, 9))]
+    dead = [
+        Storage(Host(size, -1, last), None, None, (), number, True, "several") for number, last in enumerate((2, 8))
+    ]
+    assert _place_results([*results, *dead], 0.0) == {0: Place(2, 0), 1: Place(3, 0)}
+    assert _place_results([*results, *dead], 1 / 32) == {1: Place(3, 0)}
