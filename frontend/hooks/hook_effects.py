@@ -31,13 +31,15 @@ from typing import Any
 import torch
 
 from retrograd.frontend.hooks.hook_marks import is_inlineable
-from retrograd.frontend.python.python_functions import cells_of, global_names
+from retrograd.frontend.python.python_functions import cells_of, global_names, names_in
 from retrograd.frontend.python.source_locations import is_user_file
 
 # Functions that call functions are looked at as far as this.
 _DEEPEST = 4
 _PLAIN = (bool, int, float, complex, str, type(None), torch.dtype, torch.device, torch.Size, slice)
-_WRITES = ("STORE_GLOBAL", "STORE_NAME", "STORE_ATTR", "STORE_SUBSCR", "DELETE_", "IMPORT_", "YIELD_")
+_WRITES = ("STORE_GLOBAL", "STORE_NAME", "STORE_ATTR", "STORE_SUBSCR", "STORE_SLICE", "DELETE_", "IMPORT_", "YIELD_")
+# An object's own functions run where a text is made of it.
+_TEXTS = ("FORMAT_", "CONVERT_VALUE")
 # What is called by neither its global name nor as a method stands beside this, behind it from Python 3.13 on.
 _CALLED, _BESIDE = "PUSH_NULL", 1 if sys.version_info < (3, 13) else -1
 _COMPUTING = frozenset(
@@ -84,7 +86,7 @@ def only_computes(hook: Callable[..., Any]) -> bool:
     return is_inlineable(hook) or _computes(hook, 0, ())
 
 
-def _computes(value: Any, depth: int, within: Collection[CodeType]) -> bool:
+def _computes(value: Any, depth: int, within: Collection[FunctionType]) -> bool:
     """Whether a function only computes, where those of ``within`` do, which led to it."""
     if depth > _DEEPEST:
         return False
@@ -93,7 +95,8 @@ def _computes(value: Any, depth: int, within: Collection[CodeType]) -> bool:
     if (
         of_several(value)
         or str(getattr(value, "__module__", "")).startswith(_OF_MORE)
-        or _is_effect(str(getattr(value, "__name__", "")))
+        or _is_effect(name := str(getattr(value, "__name__", "")))
+        or _is_in_place(name)
     ):
         return False
     if isinstance(value, BuiltinFunctionType | type):
@@ -104,14 +107,23 @@ def _computes(value: Any, depth: int, within: Collection[CodeType]) -> bool:
         return True
     if not isinstance(function, FunctionType):
         return _is_torchs(value)
-    if not is_user_file(function.__code__.co_filename) or function.__code__ in within:
+    if any(function is one for one in within):
         return True
-    within = (*within, function.__code__)
+    within = (*within, function)
+    if not is_user_file(function.__code__.co_filename):
+        # What PyTorch has made of the user's functions, as of one that is decorated, calls these.
+        inner = [part for part in cells_of(function).values() if callable(part) and not _is_torchs(part)]
+        return all(_computes(part, depth + 1, within) for part in inner)
     roots = [*owner, *_read(function), *(function.__defaults__ or ()), *(function.__kwdefaults__ or {}).values()]
     functions = [root for root in roots if callable(root) and not isinstance(root, torch.nn.Module | torch.Tensor)]
     others = [root for root in roots if not (_is_value(root) or _is_torchs(root) or any(root is f for f in functions))]
-    names = _attribute_names(function.__code__)
+    names = {*names_in(function.__code__)}
+    if names & {"getattr", "hasattr"}:
+        names.update(root for root in roots if isinstance(root, str))
     reached = _reached(others, names)
+    # What has a next element has another one each time.
+    if any(hasattr(type(value), "__next__") for value in reached):
+        return False
     if not all(_computes(code, depth + 1, within) for value in reached for code in _run_unnamed(value, names)):
         return False
 
@@ -121,8 +133,9 @@ def _computes(value: Any, depth: int, within: Collection[CodeType]) -> bool:
         return not others or not (name in _OF_OTHERS or any(hasattr(other, name) for other in reached))
 
     read = {**vars(builtins), **function.__globals__, **cells_of(function)}
-    called = {name for name in read if callable(read[name])} - {*function.__code__.co_cellvars}
-    code = _Code(is_tensors, called, bool(others))
+    called = {name for name, found in read.items() if callable(found) and not isinstance(found, torch.nn.Module)}
+    has_tensors = any(isinstance(root, torch.Tensor) for root in roots)
+    code = _Code(is_tensors, called - {*function.__code__.co_cellvars}, bool(others), bool(others) or has_tensors)
     return code.is_pure(function.__code__) and all(_computes(f, depth + 1, within) for f in functions if f is not value)
 
 
@@ -130,15 +143,15 @@ def _is_effect(name: str) -> bool:
     return name in _TELLING or name in _SETTING or name.startswith("set_")
 
 
+def _is_in_place(name: str) -> bool:
+    return name.endswith("_") and not name.endswith("__")
+
+
 def _read(function: FunctionType) -> Iterator[Any]:
     """List what code reads from globals, builtins and its closure."""
     yield from cells_of(function).values()
     for name in global_names(function.__code__):
         yield function.__globals__.get(name, getattr(builtins, name, None))
-
-
-def _attribute_names(code: CodeType) -> set[str]:
-    return {*code.co_names}.union(*(_attribute_names(part) for part in code.co_consts if isinstance(part, CodeType)))
 
 
 def _reached(others: Sequence[Any], names: Collection[str]) -> list[Any]:
@@ -187,17 +200,19 @@ def _run_unnamed(value: Any, names: Collection[str]) -> Iterator[Callable[..., A
 @dataclass(frozen=True)
 class _Code:
     """How code is looked at: which names are of methods of tensors, which of its closure's and globals are called as
-    they are, and whether it has more than tensors and numbers to write to."""
+    they are, whether it has more than tensors and numbers to write to, and whether it has that or tensors, which it may
+    also know by other names."""
 
     is_tensors: Callable[[str], bool]
     called: Collection[str]
     has_others: bool
+    has_written: bool
 
     def is_pure(self, code: CodeType) -> bool:
         """Whether code writes to nothing but its own variables, and calls functions that it names, and methods of
         tensors, by their names."""
-        # "out" is among the names of a call's arguments.
-        if any("out" in names for names in code.co_consts if isinstance(names, tuple)):
+        # Both are among the names of a call's arguments.
+        if any("out" in names or "inplace" in names for names in code.co_consts if isinstance(names, tuple)):
             return False
         steps = [*dis.get_instructions(code)]
         if not all(self._is_pure(code, steps, place) for place in range(len(steps))):
@@ -218,8 +233,10 @@ class _Code:
         if name == "LOAD_GLOBAL" and "NULL" in step.argrepr and step.argval not in self.called:
             # A function of a module that is imported.
             return steps[place + 1].opname == "LOAD_ATTR" and self._is_fresh(steps[place + 1], step)
-        # `+=` writes to a list, and a context may do anything.
-        if self.has_others and (name == "BEFORE_WITH" or (name == "BINARY_OP" and step.argrepr.endswith("="))):
+        # `+=` writes to a list or a tensor, and a context may do anything.
+        if self.has_others and (name == "BEFORE_WITH" or name.startswith(_TEXTS)):
+            return False
+        if self.has_written and name == "BINARY_OP" and step.argrepr.endswith("="):
             return False
         # From Python 3.12 on methods are loaded as attributes are, with "NULL|self + " before their name in the text.
         is_method = name == "LOAD_METHOD" or (name == "LOAD_ATTR" and "NULL|self" in step.argrepr)
@@ -227,8 +244,8 @@ class _Code:
 
     def _is_fresh(self, method: dis.Instruction, before: dis.Instruction) -> bool:
         """Whether a method is one of tensors, and writes to none but what code has computed."""
-        writes = method.argval.endswith("_") and before.opname in ("LOAD_DEREF", "LOAD_GLOBAL", "LOAD_ATTR")
-        return self.is_tensors(method.argval) and not writes
+        has_name = self.has_written or before.opname in ("LOAD_DEREF", "LOAD_GLOBAL", "LOAD_ATTR")
+        return self.is_tensors(method.argval) and not (has_name and _is_in_place(method.argval))
 
 
 def _is_value(value: Any) -> bool:

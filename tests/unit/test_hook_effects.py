@@ -4,9 +4,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any
 
@@ -16,6 +17,7 @@ import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.distributed import all_reduce
+from torch.nn.init import zeros_
 
 import retrograd
 from retrograd.frontend.hooks.hook_effects import only_computes, tensors_behind
@@ -24,6 +26,7 @@ SCALE, LOGGER, BUFFER = 2.0, logging.getLogger(__name__), torch.zeros(1)
 FOUND: list[Any] = []
 CALLED = [FOUND.append]
 SEEN: set[int] = set()
+SCALES = iter([1.0, 2.0])
 
 
 class Tracker:
@@ -156,6 +159,7 @@ class Owner(nn.Module):
 
 
 OWNER = Owner()
+COUNTS, NAME = Counts(), "scale"
 
 
 def doubled(gradient: Tensor) -> Tensor:
@@ -196,6 +200,43 @@ def counting() -> Callable[[Tensor], None]:
     return count_up
 
 
+@torch.no_grad()
+def counts_without_gradients(gradient: Tensor) -> Tensor:
+    FOUND.append(1)
+    return gradient * 2
+
+
+@torch.no_grad()
+def doubles_without_gradients(gradient: Tensor) -> Tensor:
+    return gradient * 2
+
+
+@contextlib.contextmanager
+def noted() -> Iterator[None]:
+    FOUND.append(1)
+    yield
+
+
+def notes(gradient: Tensor) -> Tensor:
+    with noted():
+        return gradient * 2
+
+
+def takes_the_next(gradient: Tensor) -> Tensor:
+    for scale in SCALES:
+        return gradient * scale
+    return gradient
+
+
+def has_another_name(gradient: Tensor) -> None:
+    buffer = BUFFER
+    buffer += gradient
+
+
+def writes_to_a_slice(gradient: Tensor) -> None:
+    FOUND[0:0] = [gradient]
+
+
 @pytest.mark.parametrize(
     "hook",
     [
@@ -212,6 +253,8 @@ def counting() -> Callable[[Tensor], None]:
         OWNER.clips,
         OWNER.clips_by_bounds,
         calling(doubled),
+        calling(calling(doubled)),
+        doubles_without_gradients,
         partial(torch.mul, other=2),
         torch.relu,
         retrograd.inlineable(lambda g: print(g)),
@@ -243,6 +286,19 @@ def test_hooks_that_compute(hook: Any) -> None:
         by_another_name,
         calling(FOUND.append),
         calling(prints),
+        calling(calling(calling(prints))),
+        counts_without_gradients,
+        notes,
+        takes_the_next,
+        has_another_name,
+        writes_to_a_slice,
+        lambda g: BUFFER[0].add_(g),
+        lambda g: zeros_(BUFFER),
+        lambda g: F.relu(BUFFER, inplace=True),
+        lambda g: g * getattr(COUNTS, "scale"),  # noqa: B009
+        lambda g: g * getattr(COUNTS, NAME),
+        lambda g: f"{COUNTS}",
+        lambda g: OWNER(g),
         OWNER.tracks,
         OWNER.calls_each,
         OWNER.lengthens,
