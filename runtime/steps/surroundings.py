@@ -4,7 +4,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch.autograd import forward_ad
@@ -15,6 +17,11 @@ from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 from retrograd.runtime.arguments.calling import ArgumentError
 
 _INSIDE = "compiled code has no ops for it to see; call the model itself there"
+_PART = (
+    "what such a mode makes of PyTorch's functions is part of what is compiled; compile again here, or call the model "
+    "itself"
+)
+_EQUAL = (bool, int, float, complex, str, bytes)
 
 
 def refuse_transforms() -> None:
@@ -35,24 +42,47 @@ def refuse_tangents(primals: Sequence[torch.Tensor]) -> None:
         )
 
 
-def open_modes() -> tuple[type, ...]:
+@dataclass(frozen=True)
+class Mode:
+    """A mode by its class, and what its attributes were, by name."""
+
+    kind: type
+    attributes: Mapping[str, Any]
+
+    @classmethod
+    def of(cls, mode: object) -> Mode:
+        return cls(type(mode), {**vars(mode)})
+
+    def differs_in(self, other: Mode) -> list[str]:
+        """The attributes that another one of the class has otherwise: objects that are no numbers or texts are compared
+        by which they are."""
+        names = sorted({*self.attributes, *other.attributes})
+        return [name for name in names if not _is_same(*(m.attributes.get(name, Mode) for m in (self, other)))]
+
+
+def _is_same(a: Any, b: Any) -> bool:
+    return a is b or (type(a) is type(b) and isinstance(a, _EQUAL) and a == b)
+
+
+def open_modes() -> tuple[Mode, ...]:
     """The open modes that change what PyTorch's functions do, of which a trace contains what they did."""
     if not torch._C._len_torch_function_stack():
         return ()
     # The default device's says where tensors are made, and changes no function.
-    return tuple(type(m) for m in _get_current_function_mode_stack() if not isinstance(m, DeviceContext))
+    return tuple(Mode.of(m) for m in _get_current_function_mode_stack() if not isinstance(m, DeviceContext))
 
 
-def refuse_modes(compiled: tuple[type, ...]) -> None:
+def refuse_modes(compiled: tuple[Mode, ...]) -> None:
     """Raise :class:`ArgumentError` where other modes are open than those that a program was compiled in."""
     if torch._C._len_torch_dispatch_stack():
-        # Those that traces are made by see none of what is compiled either, and expect so.
-        modes = [type(mode).__name__ for mode in _get_current_dispatch_mode_stack() if not mode.is_infra_mode()]
-        if modes:
-            raise ArgumentError(f"{', '.join(modes)} is open, which is to see each op: {_INSIDE}")
-    if (found := open_modes()) != compiled:
-        now, then = (", ".join(mode.__name__ for mode in modes) or "no mode" for modes in (found, compiled))
-        raise ArgumentError(
-            f"{now} is open, and {then} was when it was compiled: what such a mode makes of PyTorch's functions is "
-            "part of what is compiled; compile again here, or call the model itself"
-        )
+        names = ", ".join(type(mode).__name__ for mode in _get_current_dispatch_mode_stack())
+        raise ArgumentError(f"{names} is open, which is to see each op: {_INSIDE}")
+    found = open_modes()
+    if not found and not compiled:
+        return
+    now, then = (", ".join(mode.kind.__name__ for mode in modes) or "no mode" for modes in (found, compiled))
+    if [mode.kind for mode in found] != [mode.kind for mode in compiled]:
+        raise ArgumentError(f"{now} is open, and {then} was when it was compiled: {_PART}")
+    for mode, known in zip(found, compiled, strict=True):
+        if names := ", ".join(known.differs_in(mode)):
+            raise ArgumentError(f"{mode.kind.__name__} is open with another {names} than when it was compiled: {_PART}")

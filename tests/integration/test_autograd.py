@@ -143,11 +143,15 @@ def test_gradients_of_gradients_are_refused(step: Step) -> None:
 
 
 class _Doubling(TorchFunctionMode):
-    """Has linear functions give twice what they give."""
+    """Has linear functions give twice what they give, or another multiple."""
+
+    def __init__(self, factor: int = 2) -> None:
+        super().__init__()
+        self.factor = factor
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         found = func(*args, **(kwargs or {}))
-        return 2 * found if func is nn.functional.linear else found
+        return self.factor * found if func is nn.functional.linear else found
 
 
 def test_modes_are_those_of_the_compilation(step: Step, model: nn.Module) -> None:
@@ -161,6 +165,10 @@ def test_modes_are_those_of_the_compilation(step: Step, model: nn.Module) -> Non
         torch.testing.assert_close(again(x), model(x))
     with pytest.raises(retrograd.ArgumentError, match=r"no mode is open, and _Doubling was"):
         again(x)
+    with _Doubling(3), pytest.raises(retrograd.ArgumentError, match="_Doubling is open with another factor"):
+        again(x)
+    with _Doubling():
+        torch.testing.assert_close(again(x), model(x))
     with FlopCounterMode(display=False):
         with pytest.raises(retrograd.ArgumentError, match=r"FlopCounterMode is open.*call the model itself"):
             step(x)
