@@ -181,3 +181,8 @@ def host_cpu() -> str:
 def is_intel() -> bool:
     """Whether the host's CPU is Intel's, for which MKL has its fastest code: with AVX-512, and AMX for bfloat16."""
     return "Intel" in host_cpu()
+
+
+def is_amd() -> bool:
+    """Whether the host's CPU is AMD's."""
+    return "AMD" in host_cpu()

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from retrograd.pipelines.devices.device_targets import DATA_TILING
-from retrograd.pipelines.devices.targets import Target
+from retrograd.pipelines.devices.targets import Target, is_amd
 from retrograd.pipelines.kernels.questions import write_chosen
 
 
@@ -35,6 +35,10 @@ CPU_OR_CUDA = Where("a CPU alone, CUDA alone", lambda target: CPU_ALONE.holds(ta
 NOT_CPU_ALONE = Where("any but a CPU alone", lambda target: not CPU_ALONE.holds(target))
 NO_CPU = Where("no CPU among the devices", lambda target: not CPU_AMONG.holds(target))
 WIDE_VECTORS = Where("a CPU alone, of vectors of 512 bits", lambda target: target.has_avx512)
+WIDE_AMD = Where(
+    "this machine's CPU alone, of AMD's with vectors of 512 bits, kernels side by side",
+    lambda target: target.name == "cpu" and target.has_avx512 and is_amd() and not target.is_in_order,
+)
 PACKING = Where(
     "a CPU alone, on packed operands",
     lambda target: CPU_ALONE.holds(target) and any(DATA_TILING in flags for flags in target.ladder),
@@ -208,7 +212,7 @@ LOWERING: tuple[Step, ...] = (
         "bwd-mark-products",
         CPU_ALONE,
         "IREE packs operands where that does not pay; before the passes that read the marks",
-        (("avoid-tails=true", WIDE_VECTORS),),
+        (("avoid-tails=true", WIDE_VECTORS), ("pack-turned=true", WIDE_AMD)),
     ),
     Step("bwd-share-matrices", CPU_ALONE, "IREE copies a shared matrix for each product of a batch"),
     Step("bwd-accumulate-products", CPU_ALONE, "sums of products without memory for each term, unless it packs"),

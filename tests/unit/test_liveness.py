@@ -12,7 +12,12 @@ from graph_text import parse_graph
 from retrograd.pipelines.analysis.kernels.fusion import find_steps
 from retrograd.pipelines.analysis.kernels.kernel_steps import Step
 from retrograd.pipelines.analysis.kernels.liveness import Life, Peak, Peaks, compute_peak, find_waves, pack_buffers
-from retrograd.pipelines.analysis.layout.cpu_products import find_part, find_parts, repays_packing
+from retrograd.pipelines.analysis.layout.cpu_products import (
+    find_part,
+    find_parts,
+    repays_packing,
+    repays_packing_turned,
+)
 from retrograd.pipelines.analysis.partition.joint_graph import JointGraph
 from retrograd.pipelines.analysis.partition.memory_size import parse_memory_size, resolve_memory_size
 from retrograd.pipelines.analysis.partition.partition_plan import plan_from_saved
@@ -176,6 +181,22 @@ def test_a_small_product_reads_its_operands_as_they_are() -> None:
 )
 def test_large_products_repay_packing(name: str, operands: list[Any], element_type: str, packed: bool) -> None:
     assert repays_packing(f"torch.aten.{name}", operands, element_type) == packed
+
+
+@pytest.mark.parametrize(
+    ("operands", "packed"),
+    [
+        ([(128, 128), (128, 128)], True),
+        ([(128, 127), (127, 128)], False),
+        # Few rows; few columns; split; of open sizes.
+        ([(32, 1024), (1024, 128)], False),
+        ([(1024, 1024), (1024, 10)], False),
+        ([(64, 32768), (32768, 64)], False),
+        ([None, (128, 128)], False),
+    ],
+)
+def test_products_with_a_turned_matrix_repay_packing_sooner(operands: list[Any], packed: bool) -> None:
+    assert repays_packing_turned(operands) == packed
 
 
 def test_a_split_product_reads_its_operands_as_they_are_and_writes_all_parts() -> None:

@@ -5,6 +5,7 @@
 import pytest
 
 from retrograd.pipelines.analysis.layout.cpu_tiles import TailTile, find_tail_tile
+from retrograd.pipelines.devices import targets
 from retrograd.pipelines.devices.targets import find_target
 from retrograd.pipelines.toolchain.lowering_steps import lowering_pipeline
 
@@ -41,3 +42,14 @@ def test_others_keep_the_tile_that_they_have(rows: int, columns: int, terms: int
 def test_tails_matter_on_wide_vectors_alone() -> None:
     pipelines = {name: lowering_pipeline(find_target(name)) for name in ("cpu:x86-64-v4", "cpu:x86-64-v3", "cuda")}
     assert [name for name, text in pipelines.items() if "avoid-tails" in text] == ["cpu:x86-64-v4"]
+
+
+@pytest.mark.parametrize(
+    ("cpu", "found"), [("AMD EPYC avx512f", ["cpu"]), ("AMD EPYC avx2", []), ("Intel avx512f", [])]
+)
+def test_turned_matrices_are_packed_for_cpus_of_amds_with_wide_vectors(
+    monkeypatch: pytest.MonkeyPatch, cpu: str, found: list[str]
+) -> None:
+    monkeypatch.setattr(targets, "host_cpu", lambda: cpu)
+    pipelines = {name: lowering_pipeline(find_target(name)) for name in ("cpu", "cpu:x86-64-v4", "cuda")}
+    assert [name for name, text in pipelines.items() if "pack-turned" in text] == found

@@ -8,7 +8,7 @@ from dataclasses import field
 from math import prod
 
 from retrograd.dialects import ir
-from retrograd.pipelines.analysis.layout.cpu_products import Shape, find_part, repays_packing
+from retrograd.pipelines.analysis.layout.cpu_products import Shape, find_part, repays_packing, repays_packing_turned
 from retrograd.pipelines.analysis.layout.cpu_tiles import PeeledTile, TailTile, find_peeled_tile, find_tail_tile
 from retrograd.pipelines.devices.device_targets import PACKING_MARK
 from retrograd.pipelines.infra.functions import functions
@@ -53,13 +53,16 @@ class BwdMarkProducts(ModulePass):
     avoid_tails: bool = field(
         default=False, metadata={"help": "give tiles of their own, for vectors of 512 bits, where IREE's are slow"}
     )
+    pack_turned: bool = field(
+        default=False, metadata={"help": "pack smaller products, too, whose second matrix lies transposed"}
+    )
 
     description = "Mark the matrix products that a CPU is to pack the operands of, or to split"
 
     def apply(self, module: ir.Operation) -> None:
         ops = {func: [op for b in func.regions[0].blocks for op in walk(b)] for func in functions(module)}
         products = {func: [op for op in found if op.name in _PRODUCTS] for func, found in ops.items()}
-        worthy = {func: [op for op in found if is_worth_packing(op)] for func, found in products.items()}
+        worthy = {func: [op for op in found if self._is_worthy(op)] for func, found in products.items()}
         is_packing = any(worthy.values())
         for func, found in products.items():
             marked = worthy[func]
@@ -78,6 +81,9 @@ class BwdMarkProducts(ModulePass):
                     op.attributes[SPLIT_MARK] = ir.ArrayAttr.get([ir.IntegerAttr.get(ir.IndexType.get(), part)])
                 if self.avoid_tails and op not in worthy[func] and (text := _write_tile(op)) is not None:
                     op.attributes[_TILE_MARK] = ir.Attribute.parse(text)
+
+    def _is_worthy(self, product: ir.Operation) -> bool:
+        return is_worth_packing(product) or (self.pack_turned and is_worth_packing_turned(product))
 
 
 def _write_tile(product: ir.Operation) -> str | None:
@@ -147,6 +153,12 @@ def is_transposed(matrix: ir.Value) -> bool:
 def is_worth_packing(product: ir.Operation) -> bool:
     """Whether the operands of a product are to be packed; those of open sizes are."""
     return repays_packing(_PRODUCTS[product.name], _read_operands(product), str(_find_element(product)))
+
+
+def is_worth_packing_turned(product: ir.Operation) -> bool:
+    """Whether the operands of a product in f32 are to be packed since the second one lies transposed."""
+    is_plain = product.name == "linalg.matmul" and isinstance(_find_element(product), ir.F32Type)
+    return is_plain and is_transposed(product.operands[1]) and repays_packing_turned(_read_operands(product))
 
 
 def _find_element(product: ir.Operation) -> ir.Type:
