@@ -17,6 +17,8 @@ from dataclasses import dataclass
 from types import BuiltinFunctionType, CodeType, FrameType, MethodDescriptorType, ModuleType
 from typing import Any, Protocol
 
+from retrograd.frontend.python.source_locations import CaptureError
+
 
 @dataclass(frozen=True)
 class Entry:
@@ -48,8 +50,10 @@ class _Watch:
     def __init__(self, is_told: Callable[[CodeType], bool], has_calls: Callable[[CodeType], bool]) -> None:
         self._is_told, self._has_calls = is_told, has_calls
         self._builtins = False
-        self._codes: dict[CodeType, None] = {}
-        self._called: dict[CodeType, dict[CodeType | str, None]] = {}
+        # By identity: code of two files may be equal.
+        self._codes: dict[int, CodeType] = {}
+        self._callers: dict[int, CodeType] = {}
+        self._called: dict[int, dict[int | str, CodeType | str]] = {}
         # Code whose calls are told.
         self.told: list[CodeType] = []
 
@@ -64,27 +68,32 @@ class _Watch:
 
     def getstats(self) -> list[Entry]:
         """All that ran, functions in C that were called among them."""
-        called = {code: [Entry(other) for other in others] for code, others in self._called.items()}
+        called = {number: [Entry(other) for other in others.values()] for number, others in self._called.items()}
         in_c = {name for others in self._called.values() for name in others if isinstance(name, str)}
-        return [Entry(code, called.get(code, ())) for code in {**self._codes, **self._called}] + [*map(Entry, in_c)]
+        codes = {**self._codes, **self._callers}
+        return [Entry(code, called.get(number, ())) for number, code in codes.items()] + [*map(Entry, in_c)]
 
     def started(self, code: CodeType, frame: FrameType | None) -> bool:
-        """Note code that starts to run, in its frame; says whether to tell of it again."""
-        if code not in self._codes:
-            self._codes[code] = None
+        """Note code that starts to run, or goes on, in its frame; says whether to tell of it again."""
+        if id(code) not in self._codes:
+            self._codes[id(code)] = code
             if self._builtins and self._has_calls(code):
                 self.told.append(code)
                 _MONITOR.tell_calls(code)
         if not self._is_told(code):
             return False
         if frame is not None and frame.f_back is not None:
-            self._called.setdefault(frame.f_back.f_code, {})[code] = None
+            self._note(frame.f_back.f_code, id(code), code)
         return True
 
     def calls(self, code: CodeType, function: Any) -> None:
         """Note what code calls."""
         if (name := _name_in_c(function)) is not None:
-            self._called.setdefault(code, {})[name] = None
+            self._note(code, name, name)
+
+    def _note(self, caller: CodeType, key: int | str, called: CodeType | str) -> None:
+        self._callers[id(caller)] = caller
+        self._called.setdefault(id(caller), {})[key] = called
 
 
 class _Monitor:
@@ -101,12 +110,20 @@ class _Monitor:
         with self._lock:
             if self._tool is None:
                 # Those that no debugger, coverage or profiler is expected at come first.
-                self._tool = next(tool for tool in (4, 3, 2, 1, 0) if monitoring.get_tool(tool) is None)
-                monitoring.use_tool_id(self._tool, "retrograd")
-                monitoring.register_callback(self._tool, monitoring.events.PY_START, self._started)
+                tool = next((tool for tool in (4, 3, 5, 2, 1, 0) if monitoring.get_tool(tool) is None), None)
+                if tool is None:
+                    raise CaptureError(
+                        "all tools of sys.monitoring are taken, of which one says what the model runs",
+                        "compile without one of the debuggers, profilers or coverage tools that run",
+                    )
+                monitoring.use_tool_id(tool, "retrograd")
+                self._tool = tool
+                for event in (monitoring.events.PY_START, monitoring.events.PY_RESUME):
+                    monitoring.register_callback(self._tool, event, self._started)
                 monitoring.register_callback(self._tool, monitoring.events.CALL, self._calls)
             self._watches.setdefault(threading.get_ident(), []).append(watch)
-            monitoring.set_events(self._tool, monitoring.events.PY_START)
+            # A generator may have been started before.
+            monitoring.set_events(self._tool, monitoring.events.PY_START | monitoring.events.PY_RESUME)
             # What has run before is told again.
             monitoring.restart_events()
 
@@ -118,9 +135,10 @@ class _Monitor:
             self._watches[thread].remove(watch)
             if not self._watches[thread]:
                 del self._watches[thread]
-            still = {code for watches in self._watches.values() for other in watches for code in other.told}
-            for code in set(watch.told) - still:
-                monitoring.set_local_events(self._tool, code, 0)
+            still = {id(code) for watches in self._watches.values() for other in watches for code in other.told}
+            for code in watch.told:
+                if id(code) not in still:
+                    monitoring.set_local_events(self._tool, code, 0)
             if self._watches:
                 monitoring.restart_events()
                 return

@@ -4,17 +4,20 @@
 
 from __future__ import annotations
 
+import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from types import CodeType
 from typing import Any
 
+import pytest
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from retrograd.frontend.python.call_profiler import call_profiler
 from retrograd.frontend.python.found_lines import alone
+from retrograd.frontend.python.source_locations import CaptureError
 
 
 def inner(x: torch.Tensor) -> torch.Tensor:
@@ -71,6 +74,48 @@ def test_the_newest_of_several_sees_alone() -> None:
     assert inner.__code__ in within[0][outer.__code__]
     assert outer.__code__ not in found
     assert inner.__code__ in found
+
+
+def ticks() -> Iterator[float]:
+    while True:
+        yield time.perf_counter()
+
+
+def test_a_generator_that_was_started_before_is_seen() -> None:
+    started = ticks()
+    next(started)
+    found = seen(lambda: next(started), user=ticks.__code__)
+    assert "<built-in method time.perf_counter>" in found[ticks.__code__]
+
+
+def test_equal_code_is_seen_each() -> None:
+    codes = [compile("clock()", f"{name}.py", "eval") for name in "ab"]
+    assert codes[0] == codes[1]
+    profiler = call_profiler(lambda code: False, lambda code: code in codes)
+    with alone():
+        profiler.enable(subcalls=True, builtins=True)
+        try:
+            eval(codes[0], {"clock": lambda: 0})
+            eval(codes[1], {"clock": time.perf_counter})
+        finally:
+            profiler.disable()
+    callers = [e.code for e in profiler.getstats() if "perf_counter" in str([called.code for called in e.calls or ()])]
+    assert callers[0] is codes[1]
+
+
+@pytest.mark.skipif(sys.version_info < (3, 12), reason="Python's profiler in C takes no tool of sys.monitoring")
+def test_a_model_is_not_watched_where_all_tools_are_taken() -> None:
+    monitoring: Any = sys.monitoring  # type: ignore[attr-defined]
+    taken = [tool for tool in range(6) if monitoring.get_tool(tool) is None]
+    for tool in taken:
+        monitoring.use_tool_id(tool, "another")
+    try:
+        with pytest.raises(CaptureError, match=r"all tools of sys.monitoring(.|\n)*debuggers"):
+            seen(lambda: None)
+    finally:
+        for tool in taken:
+            monitoring.free_tool_id(tool)
+    assert inner.__code__ in seen(lambda: inner(torch.ones(2, 3)))
 
 
 def test_methods_in_c_are_named_as_their_class_has_them() -> None:
