@@ -94,7 +94,7 @@ def test_entries_print_as_lines_with_the_users_line_first() -> None:
     printed = repr(Recompiles(history.entries)).splitlines()
     place = rf"{Path(__file__).name}:\d+: a backward"
     assert [re.sub(place, "...", line) for line in printed] == [
-        "... of 300 nodes compiled: an op fails remedy: none",
+        "... of 300 nodes compiled: an op fails; remedy: none",
         "... runs eagerly: not implemented: Identity",
     ]
     assert history.entries[0].nodes == tuple(nodes)

@@ -69,7 +69,7 @@ class History:
     def add(self, outcome: str, nodes: Sequence[str], reasons: Sequence[str]) -> None:
         """Add an entry."""
         # One cause is told once, in one line.
-        told = tuple(dict.fromkeys(" ".join(reason.partition(_BACKTRACE)[0].split()) for reason in reasons))
+        told = tuple(dict.fromkeys(_in_one_line(reason.partition(_BACKTRACE)[0]) for reason in reasons))
         self.entries.append(Recompile(len(self.entries), outcome, tuple(nodes), told, find_user_line()))
         self.log.info("%s", self.entries[-1])
 
@@ -105,3 +105,9 @@ class History:
         if len(self._last) > MOST_STRUCTURES:
             self._last.popitem(last=False)
         return before
+
+
+def _in_one_line(text: str) -> str:
+    """The same, with a remedy set off as in a sentence."""
+    parts = [" ".join(part.split()) for part in text.split("\n  remedy: ")]
+    return "; remedy: ".join(parts)
