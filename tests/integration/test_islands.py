@@ -173,7 +173,7 @@ def test_a_budget_counts_what_islands_give() -> None:
 
     torch.manual_seed(6)
     x = torch.randn(4, 4, requires_grad=True)
-    step = compile_backward(spread, (x,), partition="budget", memory_budget=0.5)
+    step = compile_backward(spread, (x,), partition="budget", memory_budget=0.35)
     assert_same(gradients(step, [x], x), gradients(spread, [x], x))
     report = step.explain().to_dict()
     assert 0 < report["peak_bytes_predicted"] <= report["memory_budget"]
