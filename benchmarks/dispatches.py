@@ -24,7 +24,7 @@ from pathlib import Path
 
 import torch
 from cpu_steps import MODELS
-from kernel_symbols import count_steps, find_kernels, plain_name
+from kernel_symbols import count_steps, find_joined, find_kernels, plain_name
 from measure import run_step
 from models.case import Case
 from page import positive
@@ -39,8 +39,9 @@ _SIZES = re.compile(r"_(\d+(?:x\d+)*)")
 
 @dataclass(frozen=True)
 class Row:
-    """Time of a kernel, or of a library's code, in a step: milliseconds of all threads, calls, GFLOP/s of a product and
-    elements of its loops in a nanosecond, and the line that it is of."""
+    """Time of a kernel, or of a library's code, in a step (of all kernels with the same code, under the name of one):
+    milliseconds of all threads, calls, GFLOP/s of a product and elements of its loops in a nanosecond, and the line
+    that it is of."""
 
     what: str
     ms: float
@@ -74,14 +75,21 @@ def measure(case: Case, step: CompiledBackward, steps: int) -> list[Row]:
         samples = sample(lambda: [run_step(case, step) for _ in range(steps)], Path(folder))
     # After all steps: what turns out to be short is loaded a second time, and runs from there.
     kernels = find_kernels(program._vmfb)
+    counts = count_steps(step.explain().to_dict()["timeline"])
+    joined = find_joined(kernels, counts)
     hits: Counter[tuple[str, str]] = Counter()
     for address, file in samples:
         names = next((found for k in kernels if (found := k.find(address))), None)
         # Code that oneDNN wrote while it ran is of no file, or of a map that it wrote for perf.
         is_written = file.startswith(("perf-", "[JIT]", "//anon", "anon"))
-        hits[plain_name(names[0]) if names else ("", "code of oneDNN" if is_written else file)] += 1
-    counts = count_steps(step.explain().to_dict()["timeline"])
-    return [_row(key, 1e3 * n / _RATE / steps, *counts.get(key, (0, ""))) for key, n in hits.most_common()]
+        # Of several names the last: a forward's, if there is one.
+        hits[max(joined[plain_name(names[0])]) if names else ("", "code of oneDNN" if is_written else file)] += 1
+    rows = []
+    for key, n in hits.most_common():
+        counted = [counts[other] for other in sorted(joined.get(key, {key}), reverse=True) if other in counts]
+        line = next((source for _, source in counted), "")
+        rows.append(_row(key, 1e3 * n / _RATE / steps, sum(count for count, _ in counted), line))
+    return rows
 
 
 def _row(key: tuple[str, str], ms: float, calls: int, source: str) -> Row:

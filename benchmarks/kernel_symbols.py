@@ -12,7 +12,7 @@ import bisect
 import itertools
 import re
 import struct
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -47,6 +47,25 @@ class Kernels:
         """The names of the kernel that an address lies in: several where equal ones were made one; none outside."""
         index = bisect.bisect(self.starts, address) - 1
         return self.names[index] if index >= 0 and address < self.end else ()
+
+
+def find_joined(
+    kernels: Sequence[Kernels], called: Iterable[tuple[str, str]] = ()
+) -> dict[tuple[str, str], set[tuple[str, str]]]:
+    """The plain names that stand for one kernel or for several, by each of them: the time of each of them is that of
+    all. Equal kernels are made one in an executable, and before that: what is ``called`` in one half of a step and has
+    no kernel there is the other half's."""
+    groups: dict[tuple[str, str], set[tuple[str, str]]] = {}
+    for names in (names for executable in kernels for names in executable.names):
+        keys = {plain_name(name) for name in names}
+        joined = keys.union(*(groups.get(key, set()) for key in keys))
+        groups |= dict.fromkeys(joined, joined)
+    for half, name in called:
+        other = ({"forward": "backward", "backward": "forward"}.get(half, half), name)
+        if (half, name) not in groups and other in groups:
+            joined = {*groups[other], (half, name)}
+            groups |= dict.fromkeys(joined, joined)
+    return groups
 
 
 def find_kernels(vmfb: bytes) -> list[Kernels]:

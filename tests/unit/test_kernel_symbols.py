@@ -7,7 +7,7 @@ import platform
 import pytest
 import torch
 from dispatches import Row, show
-from kernel_symbols import Kernels, count_steps, find_kernels, plain_name
+from kernel_symbols import Kernels, count_steps, find_joined, find_kernels, plain_name
 
 import retrograd
 
@@ -18,6 +18,17 @@ def test_a_kernel_is_found_by_the_addresses_in_it() -> None:
         *((), ("f", "g"), ("f", "g")),
         *(("h",), ("h",), ()),
     ]
+
+
+def test_names_of_one_kernel_stand_for_each_other() -> None:
+    names = [
+        ("forward_dispatch_0_a_2", "backward_dispatch_3_a_2"),
+        ("backward_dispatch_4_a_2",),
+        ("forward_dispatch_1_b_2",),
+    ]
+    a, b = ({("forward", name), ("backward", name)} for name in ("a_2", "b_2"))
+    called = [("backward", "b_2"), ("backward", "c_2")]
+    assert find_joined([Kernels([1, 2, 3], names, 4)], called) == dict.fromkeys(a, a) | dict.fromkeys(b, b)
 
 
 @pytest.mark.parametrize(
