@@ -116,8 +116,13 @@ def _read_slices(pack: Any) -> list[Slice] | None:
     for first, last, size in zip(steps[::2], steps[1::2], sizes, strict=True):
         if size is None:
             return None
-        slices.append(Slice(first, last, -(-size // ALIGNMENT) * ALIGNMENT))
+        slices.append(_whole(first, last, size))
     return slices
+
+
+def _whole(first: int, last: int, size: int) -> Slice:
+    """A slice of a multiple of the alignment, behind which another may begin."""
+    return Slice(first, last, -(-size // ALIGNMENT) * ALIGNMENT)
 
 
 def _plan(pack: Any, slices: list[Slice], loose: bool, hosts: bool) -> Packing:
@@ -150,7 +155,7 @@ def _place_results(storages: Sequence[Storage], own: float) -> dict[int, Place]:
     """Places for results in storages that were given up, by number; of those that could be there the first that are
     written, this part of them, have storage of their own."""
     results = {
-        number: Slice(s.host.first, s.host.last, -(-s.host.size // ALIGNMENT) * ALIGNMENT)
+        number: _whole(s.host.first, s.host.last, s.host.size)
         for number, s in enumerate(storages)
         if not s.is_given_up and s.is_movable
     }
@@ -166,10 +171,7 @@ def _host(
 ) -> Packing:
     """Plan a pack whose buffers may lie in storages where they are ``movable``, with results at the places
     ``placed``."""
-    taken: dict[int, list[tuple[int, Slice]]] = {}
-    for number, place in placed.items():
-        host = scratch.storages[number].host
-        taken.setdefault(place.host, []).append((place.offset, Slice(host.first, host.last, host.size)))
+    taken = _read_taken(scratch.storages, placed)
     # Storage that a result does not have holds nothing.
     rooms = [Host(0, 0, 0) if number in placed else s.host for number, s in enumerate(scratch.storages)]
     hosted = find_hosts(slices, rooms, movable, taken)
@@ -178,6 +180,15 @@ def _host(
     offsets = dict(zip(numbers, layout.offsets, strict=True))
     block = tuple(offsets.get(number) for number in range(len(slices)))
     return Packing(scratch.pack, layout, block, scratch, hosted, dict(placed))
+
+
+def _read_taken(storages: Sequence[Storage], placed: Mapping[int, Place]) -> dict[int, list[tuple[int, Slice]]]:
+    """List what results have of each host, at which offset."""
+    taken: dict[int, list[tuple[int, Slice]]] = {}
+    for number, place in placed.items():
+        host = storages[number].host
+        taken.setdefault(place.host, []).append((place.offset, _whole(host.first, host.last, host.size)))
+    return taken
 
 
 def _alive(part: Slice, steps: tuple[int, int] | None) -> Slice:
