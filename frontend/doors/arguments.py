@@ -16,6 +16,8 @@ from retrograd.frontend.doors.signature import type_of
 from retrograd.frontend.doors.unregistered_objects import held_by, objects_within
 from retrograd.frontend.python.source_locations import DENSE_REMEDY, CaptureError, LeftToEagerError
 
+_PLAIN = (torch.Tensor, torch.nn.Parameter)
+
 
 def check_call(model: object, args: object, kwargs: object) -> None:
     """Refuse a model that is none, and arguments that are not given as those of a call.
@@ -52,6 +54,12 @@ def _check_state(model: torch.nn.Module) -> None:
     """Refuse parameters and buffers of other layouts: of some, PyTorch's own trace fails as if the model did."""
     for name, tensor in (*model.named_parameters(), *model.named_buffers()):
         _check_layout(name, tensor, "keep", LeftToEagerError)
+        if type(tensor) not in (*_PLAIN, torch.nn.UninitializedParameter, torch.nn.UninitializedBuffer):
+            raise CaptureError(
+                f"{name} is a {type(tensor).__name__}, a subclass of Tensor",
+                "keep a plain tensor, such as as_subclass(torch.Tensor) of it; or use "
+                'torch.compile(model, backend="retrograd") or retrograd.enable()',
+            )
 
 
 def _check_layout(name: str, tensor: torch.Tensor, remedy: str, error: type[CaptureError]) -> None:
@@ -85,7 +93,7 @@ def _check_leaf(name: str, leaf: Any) -> None:
         'torch.compile(model, backend="retrograd")'
     )
     if isinstance(leaf, torch.Tensor):
-        if type(leaf) not in (torch.Tensor, torch.nn.Parameter):
+        if type(leaf) not in _PLAIN:
             raise CaptureError(f"{name} is a {type(leaf).__name__}, a subclass of Tensor", "pass a plain tensor")
         _check_layout(name, leaf, "pass", CaptureError)
     elif isinstance(leaf, np.ndarray):

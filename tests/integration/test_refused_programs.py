@@ -264,6 +264,18 @@ def test_a_sparse_buffer_is_named(layout: torch.layout) -> None:
     assert "to_dense()" in refused.value.remedy
 
 
+class Named(Tensor):
+    """A tensor of a class of the user's."""
+
+
+def test_a_parameter_of_a_subclass_is_named() -> None:
+    layer = nn.Linear(4, 3)
+    layer.weight = nn.Parameter(torch.ones(3, 4).as_subclass(Named))
+    with pytest.raises(retrograd.CaptureError, match="weight is a Named, a subclass of Tensor") as refused:
+        retrograd.compile_backward(layer, (torch.randn(2, 4),), cache=False)
+    assert "as_subclass(torch.Tensor)" in refused.value.remedy
+
+
 class Held(nn.Module):
     """Multiplies by a sparse matrix that it has in a tuple."""
 
