@@ -76,7 +76,7 @@ tries each plan in stages too, before more is computed again.
 To do so for less, from 4 MiB on that are an eighth of the peak, was tried and is not the default. Of the BERT, Llama
 and StarCoder2 of `tests/corpus` with a width of 256, 1,024 within the MLP and 1,024 words, on 8 x 16 tokens, whose
 gradients are larger than their residuals, it took peaks from 1.32, 1.54 and 1.41 of eager's to 1.07, 1.26 and 1.14,
-and up to 8% more of the processor's time (the fastest tenth of steps in turn, on a busy Xeon); `free_early=True`,
+and up to 8% more of the processor's time (the fastest tenth of steps in turn, on a busy EPYC); `free_early=True`,
 with more cuts, to 0.99, 1.18 and 1.06, and up to 16%. The BERT's kernels are the same ones in stages: where the time
 goes was not found.
 
