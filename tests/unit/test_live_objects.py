@@ -19,6 +19,18 @@ class _Below(_Kept):
     pass
 
 
+class _Equal(type):
+    def __eq__(cls, other: object) -> bool:
+        return True
+
+    # As Python has it where only equality is told.
+    __hash__ = None  # type: ignore[assignment]
+
+
+class _Odd(metaclass=_Equal):
+    pass
+
+
 def test_objects_of_a_class_and_of_those_below() -> None:
     kept = [_Kept(), _Below()]
     assert {id(each) for each in find_alive(_Kept)} == {id(each) for each in kept}
@@ -41,3 +53,16 @@ def test_nothing_else_is_held_between_two_instructions() -> None:
     finally:
         sys.settrace(before)
     assert len(counts) == 1
+
+
+def _find_beside_odd() -> bool:
+    kept, odd = _Kept(), _Odd()
+    # As an attribute has it known to the collector.
+    odd.__dict__["kept"] = kept
+    found = find_alive(_Kept)
+    return any(each is kept for each in found) and all(isinstance(each, _Kept) for each in found)
+
+
+def test_classes_may_have_an_equality_of_their_own() -> None:
+    # Nothing of it is alive after it.
+    assert _find_beside_odd()
