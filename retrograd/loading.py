@@ -60,7 +60,7 @@ def load(
         ir=_no_ir,
         verification=Unchecked("not verified: a file has nothing to compare with"),
     )
-    return CompiledBackward(parts)
+    return CompiledBackward(parts, modes=())
 
 
 def find_state(model: torch.nn.Module | Mapping[str, torch.Tensor] | None) -> list[torch.Tensor]:

@@ -23,7 +23,7 @@ from retrograd.runtime.programs.executor import Program
 from retrograd.runtime.reports.peak import Half, measure_peak
 from retrograd.runtime.reports.report import Report
 from retrograd.runtime.steps.islands import IslandTimes
-from retrograd.runtime.steps.surroundings import open_modes, refuse_modes, refuse_tangents, refuse_transforms
+from retrograd.runtime.steps.surroundings import Mode, open_modes, refuse_modes, refuse_tangents, refuse_transforms
 
 Call = Callable[[Sequence[torch.Tensor]], Sequence[torch.Tensor]]
 
@@ -138,13 +138,14 @@ class CompiledBackward:
     set to the tensors that the model sets them to.
     """
 
-    def __init__(self, parts: Parts) -> None:
+    def __init__(self, parts: Parts, modes: Sequence[Mode] | None = None) -> None:
+        # Of a file none was open where it was compiled, whatever is here.
+        self._modes = open_modes() if modes is None else tuple(modes)
         self._parts = parts
         self._has_run = False
         self._peak: int | None = None
         self.specializations: OtherPrograms | None = None
         self.draws: DrawnArguments | None = None
-        self._modes = open_modes()
 
     @property
     def manifest(self) -> Manifest:
@@ -204,8 +205,8 @@ class CompiledBackward:
         """
         state = self._parts.state.of(model)
         self._parts.convention.check_state(state.tensors())
-        bound = CompiledBackward(dataclasses.replace(self._parts, state=state, bisect=None))
-        bound.draws, bound._modes = self.draws, self._modes
+        bound = CompiledBackward(dataclasses.replace(self._parts, state=state, bisect=None), self._modes)
+        bound.draws = self.draws
         return bound
 
     def to_device(self) -> CompiledBackward:
@@ -226,17 +227,8 @@ class CompiledBackward:
     def _has_collectives(self) -> bool:
         return any(half.plan is not None and half.plan.has_collectives for half in self._parts.cut.values())
 
-    def save(self, path: str | os.PathLike[str]) -> None:
-        """Write one file that ``retrograd.load`` and ``iree-run-module`` take. Parameters are not in it.
-
-        Unless that was done already (``portable=True``), what it holds is compiled now, or taken from the cache; ops
-        that a library of PyTorch's computes in this process are compiled there.
-
-        Raises:
-            ArtifactError: some ops run in torch, which no file holds; lists them. Or the code was found to be wrong.
-            CompileError: iree-compile failed.
-            OSError: the file cannot be written; nothing is left behind.
-        """
+    def _refuse_parting(self) -> None:
+        """Raise :class:`ArtifactError` where what is compiled goes by more than a file can hold."""
         if left := [island.text for island in self._parts.times.islands if not island.is_library]:
             listed = "\n  ".join(left)
             raise ArtifactError(
@@ -259,6 +251,25 @@ class CompiledBackward:
                 f"the program is right for arguments of these contents alone, which a file cannot ask for; pass what "
                 f"the model asks as a Python number:\n  {listed}"
             )
+        if self._modes:
+            names = ", ".join(mode.kind.__name__ for mode in self._modes)
+            raise ArtifactError(
+                f"the program was compiled where {names} was open, which a file cannot ask for; compile outside of it "
+                "to save one"
+            )
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write one file that ``retrograd.load`` and ``iree-run-module`` take. Parameters are not in it.
+
+        Unless that was done already (``portable=True``), what it holds is compiled now, or taken from the cache; ops
+        that a library of PyTorch's computes in this process are compiled there.
+
+        Raises:
+            ArtifactError: some ops run in torch, which no file holds; lists them. Or the code was found to be wrong.
+            CompileError: iree-compile failed.
+            OSError: the file cannot be written; nothing is left behind.
+        """
+        self._refuse_parting()
         if (wrong := self._parts.verification.find_wrong()) is not None:
             raise ArtifactError(
                 f"the compiled code gives wrong values, and is not used here either; "

@@ -12,6 +12,7 @@ import weakref
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -152,6 +153,17 @@ class _Doubling(TorchFunctionMode):
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         found = func(*args, **(kwargs or {}))
         return self.factor * found if func is nn.functional.linear else found
+
+
+def test_a_file_is_for_no_mode(compiled: retrograd.CompiledBackward, model: nn.Module, tmp_path: Path) -> None:
+    compiled.save(tmp_path / "model.vmfb")
+    with _Doubling():
+        loaded = retrograd.load(tmp_path / "model.vmfb", model)
+        with pytest.raises(retrograd.ArgumentError, match=r"_Doubling is open, and no mode was"):
+            loaded(argument())
+        again = retrograd.compile_backward(model, (argument(),))
+    with pytest.raises(retrograd.ArtifactError, match="compiled where _Doubling was open"):
+        again.save(tmp_path / "doubling.vmfb")
 
 
 def test_modes_are_those_of_the_compilation(step: Step, model: nn.Module) -> None:
