@@ -75,7 +75,10 @@ def open_modes() -> tuple[Mode, ...]:
 def refuse_modes(compiled: tuple[Mode, ...]) -> None:
     """Raise :class:`ArgumentError` where other modes are open than those that a program was compiled in."""
     if torch._C._len_torch_dispatch_stack():
-        names = ", ".join(type(mode).__name__ for mode in _get_current_dispatch_mode_stack())
+        modes = _get_current_dispatch_mode_stack()
+        if any(mode.is_infra_mode() for mode in modes):
+            raise ArgumentError("called in a trace; trace the model itself, not what was compiled from it")
+        names = ", ".join(type(mode).__name__ for mode in modes)
         raise ArgumentError(f"{names} is open, which is to see each op: {_INSIDE}")
     found = open_modes()
     if not found and not compiled:
