@@ -155,7 +155,7 @@ def test_changed_modules(tmp_path: Path) -> None:
     step = retrograd.compile_backward(model, (x,), portable=True)
     step.save(tmp_path / "model.vmfb")
     hook = model[0].register_forward_hook(lambda module, args, out: out * 2)
-    with pytest.raises(retrograd.ArgumentError, match="a hook for all modules was added"):
+    with pytest.raises(retrograd.ArgumentError, match="hooks were added"):
         step(x)
     hook.remove()
     model[1].train()
