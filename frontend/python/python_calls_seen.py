@@ -255,7 +255,7 @@ def _clock_name(code: Any) -> str | None:
     """The function that gives another value at each call, if ``code`` is one's."""
     if isinstance(code, str):
         found = _CLOCKS.fullmatch(code)
-        return found[1].replace("posix.", "os.") if found else None
+        return found[1].replace("posix.", "os.").replace("_io.", "io.") if found else None
     module = os.path.splitext(os.path.basename(code.co_filename))[0] if is_library(code.co_filename) else ""
     named = module in ("uuid", "secrets") or code.co_qualname.startswith("SystemRandom.")
     return f"{module}.{code.co_qualname}" if named and not code.co_name.startswith("__") else None

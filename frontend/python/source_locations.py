@@ -114,7 +114,8 @@ class SourceTracker(TorchFunctionMode):
                 f"the model assigns to .data of a tensor, which no graph records{_at(frame)}",
                 "write to the tensor in place under torch.no_grad(): tensor.copy_(...)",
             )
-        leaves = torch.utils._pytree.tree_leaves((args, kwargs))
+        # From Python 3.13 on there is `None` where another mode passes no names on.
+        leaves = torch.utils._pytree.tree_leaves((args, kwargs or {}))
         for leaf in leaves:
             if isinstance(leaf, torch.Tensor) and leaf.requires_grad and _is_from_outside(leaf):
                 error = CaptureError(
