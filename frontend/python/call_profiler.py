@@ -19,6 +19,9 @@ from typing import Any, Protocol
 
 from retrograd.frontend.python.source_locations import CaptureError
 
+# There from Python 3.12 on, where a watch uses it.
+_MONITORING: Any = getattr(sys, "monitoring", None)
+
 
 @dataclass(frozen=True)
 class Entry:
@@ -106,30 +109,28 @@ class _Monitor:
 
     def open(self, watch: _Watch) -> None:
         """Tell a watch what runs in this thread."""
-        monitoring: Any = sys.monitoring  # type: ignore[attr-defined]
         with self._lock:
             if self._tool is None:
                 # Those that no debugger, coverage or profiler is expected at come first.
-                tool = next((tool for tool in (4, 3, 5, 2, 1, 0) if monitoring.get_tool(tool) is None), None)
+                tool = next((tool for tool in (4, 3, 5, 2, 1, 0) if _MONITORING.get_tool(tool) is None), None)
                 if tool is None:
                     raise CaptureError(
                         "all tools of sys.monitoring are taken, of which one says what the model runs",
                         "compile without one of the debuggers, profilers or coverage tools that run",
                     )
-                monitoring.use_tool_id(tool, "retrograd")
+                _MONITORING.use_tool_id(tool, "retrograd")
                 self._tool = tool
-                for event in (monitoring.events.PY_START, monitoring.events.PY_RESUME):
-                    monitoring.register_callback(self._tool, event, self._started)
-                monitoring.register_callback(self._tool, monitoring.events.CALL, self._calls)
+                for event in (_MONITORING.events.PY_START, _MONITORING.events.PY_RESUME):
+                    _MONITORING.register_callback(self._tool, event, self._started)
+                _MONITORING.register_callback(self._tool, _MONITORING.events.CALL, self._calls)
             self._watches.setdefault(threading.get_ident(), []).append(watch)
             # A generator may have been started before.
-            monitoring.set_events(self._tool, monitoring.events.PY_START | monitoring.events.PY_RESUME)
+            _MONITORING.set_events(self._tool, _MONITORING.events.PY_START | _MONITORING.events.PY_RESUME)
             # What has run before is told again.
-            monitoring.restart_events()
+            _MONITORING.restart_events()
 
     def close(self, watch: _Watch) -> None:
         """Tell it no more."""
-        monitoring: Any = sys.monitoring  # type: ignore[attr-defined]
         with self._lock:
             thread = next(thread for thread, watches in self._watches.items() if watch in watches)
             self._watches[thread].remove(watch)
@@ -138,18 +139,17 @@ class _Monitor:
             still = {id(code) for watches in self._watches.values() for other in watches for code in other.told}
             for code in watch.told:
                 if id(code) not in still:
-                    monitoring.set_local_events(self._tool, code, 0)
+                    _MONITORING.set_local_events(self._tool, code, 0)
             if self._watches:
-                monitoring.restart_events()
+                _MONITORING.restart_events()
                 return
-            monitoring.set_events(self._tool, 0)
-            monitoring.free_tool_id(self._tool)
+            _MONITORING.set_events(self._tool, 0)
+            _MONITORING.free_tool_id(self._tool)
             self._tool = None
 
     def tell_calls(self, code: CodeType) -> None:
         """Have the calls in code told."""
-        monitoring: Any = sys.monitoring  # type: ignore[attr-defined]
-        monitoring.set_local_events(self._tool, code, monitoring.events.CALL)
+        _MONITORING.set_local_events(self._tool, code, _MONITORING.events.CALL)
 
     def _newest(self) -> _Watch | None:
         watches = self._watches.get(threading.get_ident())
@@ -161,7 +161,7 @@ class _Monitor:
             return None
         again = watch.started(code, sys._getframe(1))
         # Another thread's watch is to be told of what this one has seen.
-        return None if again or len(self._watches) > 1 else sys.monitoring.DISABLE  # type: ignore[attr-defined]
+        return None if again or len(self._watches) > 1 else _MONITORING.DISABLE
 
     def _calls(self, code: CodeType, _offset: int, function: Any, _first: Any) -> None:
         if (watch := self._newest()) is not None:
