@@ -5,7 +5,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, TypeGuard
 
 import torch
 from torch import Tensor
@@ -144,6 +144,6 @@ def _find_taken_over(values: Tensor, taken: Sequence[Tensor], elementwise: bool)
     return torch.full_like(values, bool(is_over) and 2 * sum(is_over) > len(is_over), dtype=torch.bool)
 
 
-def is_float(value: object) -> bool:
+def is_float(value: object) -> TypeGuard[Tensor]:
     """Whether this is a tensor of floating-point numbers."""
     return isinstance(value, Tensor) and value.is_floating_point()

@@ -15,6 +15,7 @@ from retrograd.frontend.autograd.engine.python_calls import PythonCalls
 from retrograd.frontend.autograd.steps.float64_reference import (
     ExactRun,
     NoExactValues,
+    OtherRoundings,
     is_as_near_as_eager,
     is_of_the_same,
 )
@@ -69,6 +70,23 @@ def test_all_numbers_are_wide() -> None:
     run.compute([x])
     torch.testing.assert_close(run.gradients, {0: [x.double() + 1e-9]}, rtol=0, atol=1e-15)
     torch.testing.assert_close(run.results, [torch.full((3,), 10.0, dtype=torch.float64)])
+
+
+def test_a_value_that_a_nearly_singular_matrix_leaves_open_is_rounding_and_what_is_off_more_is_not() -> None:
+    def backward(x: torch.Tensor) -> list[torch.Tensor]:
+        return [torch.linalg.inv(x @ x.mT)]
+
+    x = torch.tensor([[1.0, 2.0], [1.0, 2.01]])
+    trace = traced(backward, x)
+    exact = ExactRun(trace, {})
+    exact.compute([x])
+    (eager,), wanted = backward(x), exact.find(None, 0)
+    # Eager itself is off by more than its largest value explains.
+    assert not is_of_the_same(eager, wanted, 1e-3, exact.largest)
+    others = OtherRoundings(trace, {}, [x])
+    assert others.explain([eager, backward(x * (1 + 2e-7))[0]], wanted, None, 0)
+    assert not others.explain([eager, eager * 1000], wanted, None, 0)
+    assert not others.explain([eager * torch.inf, eager], wanted, None, 0)
 
 
 @pytest.mark.parametrize("function", [lambda x: [x.view(torch.int32)], lambda x: [torch.rand_like(x)]])

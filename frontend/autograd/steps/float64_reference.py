@@ -3,7 +3,8 @@
 """A traced backward in float64: how far from it the compiled one is, and how far eager is.
 
 Gradients that are zero but for rounding, as that of a bias in front of a batch norm, have no digits in common in any
-two runs. What is as near to float64 as eager is right.
+two runs. What is as near to float64 as eager is right; so is what is as near as the trace with every op rounded another
+way, where eager's value is within that too: an inverse of a matrix that is nearly singular, say.
 """
 
 from __future__ import annotations
@@ -16,6 +17,8 @@ from torch.fx import Interpreter, Node
 
 from retrograd.contract.hooks import CUSTOM_BACKWARD
 from retrograd.frontend.autograd.tracing.trace import TracedBackward
+from retrograd.frontend.verification.judgement import SHAKES
+from retrograd.frontend.verification.other_roundings import Rounded, is_float, move
 
 # As for the fuzzer's programs: a compiled value may be so many times further from float64 than eager's.
 TIMES_EAGERS = 20.0
@@ -29,9 +32,9 @@ class NoExactValues(Exception):
     """A graph does not run in float64: it looks at the bits of numbers, draws some, or writes to its inputs."""
 
 
-class ExactRun(Interpreter):
-    """Runs the graph of a traced backward with every number in float64, and what calls of Python gave as it was.
-    ``results`` are those of the graph, ``gradients`` what was accumulated, by the number of the input, in order."""
+class TracedRun(Interpreter):
+    """Runs the graph of a traced backward, in which calls of Python give what they gave. ``results`` are those of the
+    graph, ``gradients`` what was accumulated, by the number of the input, in order."""
 
     def __init__(self, traced: TracedBackward, given: Mapping[tuple[str, int], Sequence[torch.Tensor]]) -> None:
         super().__init__(traced.graph_module)
@@ -48,7 +51,11 @@ class ExactRun(Interpreter):
             NoExactValues: it cannot. Besides, whatever fails in float64, such as for want of memory.
         """
         with torch.no_grad():
-            self.results = list(self.run(*[_widen(argument) for argument in arguments]))
+            self.results = list(self.run(*[self._convert(argument) for argument in arguments]))
+
+    def find(self, index: int | None, place: int) -> torch.Tensor:
+        """Find what was accumulated into an input at that place of its gradients, or without an input that result."""
+        return self.results[place] if index is None else self.gradients[index][place]
 
     def run_node(self, n: Node) -> Any:
         if n.op == "call_function":
@@ -67,14 +74,57 @@ class ExactRun(Interpreter):
             return self._given_by(args[2], args[3]), None
         if target is ours.call_backward.default:
             return self._given_by(CUSTOM_BACKWARD, args[2]), None
-        args, kwargs = torch.utils._pytree.tree_map(_widen, (args, dict(kwargs)))
-        result = _widen(super().call_function(target, args, kwargs))
+        args, kwargs = torch.utils._pytree.tree_map(self._convert, (args, dict(kwargs)))
+        result = self._convert(super().call_function(target, args, kwargs))
         if isinstance(result, torch.Tensor) and result.is_floating_point() and not result.is_meta:
             self.largest = max(self.largest, result.nan_to_num(0.0, 0.0, 0.0).norm().item())
         return result
 
     def _given_by(self, kind: str, number: int) -> list[Any]:
-        return [_widen(tensor) for tensor in self._given[kind, number]]
+        return [self._convert(tensor) for tensor in self._given[kind, number]]
+
+    def _convert(self, value: Any) -> Any:
+        """Give the value in the dtype that this run computes in."""
+        return value
+
+
+class ExactRun(TracedRun):
+    """As :class:`TracedRun`, with every number in float64."""
+
+    def _convert(self, value: Any) -> Any:
+        return _widen(value)
+
+
+class OtherRoundings:
+    """The same trace a few times, with every op and all arguments rounded another way."""
+
+    def __init__(
+        self,
+        traced: TracedBackward,
+        given: Mapping[tuple[str, int], Sequence[torch.Tensor]],
+        arguments: Sequence[torch.Tensor | int],
+    ) -> None:
+        self._runs = []
+        for seed in range(SHAKES):
+            generator = torch.Generator().manual_seed(seed)
+            moved = [move(argument, generator) if is_float(argument) else argument for argument in arguments]
+            run = TracedRun(traced, given)
+            with Rounded(seed):
+                run.compute(moved)
+            self._runs.append(run)
+
+    def explain(self, values: Sequence[torch.Tensor], exact: torch.Tensor, index: int | None, place: int) -> bool:
+        """Whether all of the values are within what these runs give, as :meth:`TracedRun.find` finds it."""
+        finite = exact.isfinite()
+        if not all(torch.equal(finite, value.isfinite()) for value in values):
+            return False
+        known = [run.find(index, place) for run in self._runs]
+        allowed = max(_distance(value, exact, finite & value.isfinite()) for value in known)
+        return all(_distance(value, exact, finite) <= TIMES_EAGERS * allowed for value in values)
+
+
+def _distance(value: torch.Tensor, exact: torch.Tensor, where: torch.Tensor) -> float:
+    return float((value.to(exact.dtype) - exact)[where].norm())
 
 
 def is_of_the_same(eager: torch.Tensor, exact: torch.Tensor, tolerance: float, largest: float) -> bool:

@@ -15,7 +15,12 @@ import torch
 
 from retrograd.contract.hooks import CUSTOM_BACKWARD
 from retrograd.frontend.autograd.hooks.hook_tape import waits_of
-from retrograd.frontend.autograd.steps.float64_reference import ExactRun, is_as_near_as_eager, is_of_the_same
+from retrograd.frontend.autograd.steps.float64_reference import (
+    ExactRun,
+    OtherRoundings,
+    is_as_near_as_eager,
+    is_of_the_same,
+)
 from retrograd.frontend.autograd.steps.recorder import Recorder
 from retrograd.frontend.autograd.tracing.trace import TracedBackward
 from retrograd.frontend.verification.rounding import find_tolerances
@@ -146,21 +151,35 @@ class Rehearsal:
         exact = self._exact
         if exact is None or mine.shape != eager.shape or mine.dtype != eager.dtype:
             return False
-        wanted = exact.results[place] if index is None else exact.gradients[index][place]
+        wanted = exact.find(index, place)
         tolerance = max(_tolerance_of(eager.dtype), allowed)
         same = is_of_the_same(eager, wanted, tolerance, exact.largest)
-        return same and is_as_near_as_eager(mine, eager, wanted, tolerance)
+        if same and is_as_near_as_eager(mine, eager, wanted, tolerance):
+            return True
+        return self._other_roundings is not None and self._other_roundings.explain([mine, eager], wanted, index, place)
 
     @cached_property
     def _exact(self) -> ExactRun | None:
         """The backward in float64; None where it cannot be computed."""
-        run = ExactRun(self._traced, {key: self._given(*key) for key in self._traced.calls.calls})
+        run = ExactRun(self._traced, self._all_given())
         try:
             run.compute(self._arguments)
         except Exception as error:  # noqa: BLE001 (then eager's values are all there is to compare with)
             _LOG.info("no float64 to compare with: %s: %s", type(error).__name__, error)
             return None
         return run
+
+    @cached_property
+    def _other_roundings(self) -> OtherRoundings | None:
+        """The backward with other roundings; None where there is no memory for it, say."""
+        try:
+            return OtherRoundings(self._traced, self._all_given(), self._arguments)
+        except Exception as error:  # noqa: BLE001 (then float64 is all there is to compare with)
+            _LOG.info("no other roundings to compare with: %s: %s", type(error).__name__, error)
+            return None
+
+    def _all_given(self) -> dict[tuple[str, int], list[torch.Tensor]]:
+        return {key: self._given(*key) for key in self._traced.calls.calls}
 
 
 def _restored(argument: torch.Tensor, before: Mapping[int, tuple[torch.Tensor, torch.Tensor]]) -> torch.Tensor:
