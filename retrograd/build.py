@@ -205,12 +205,13 @@ def build_backward(traced: TracedBackward, request: BackwardRequest) -> tuple[St
         return known.executor, True
     if built.plan is None:
         raise AssertionError("a backward that was captured as it ran has a plan")
+    tell_notes(built)
     islands = built.times.islands
     executor = StageExecutor(built.plan, built.program, [*built.specs.values()], islands)
     # A loop has an island for each of its turns, and one reason.
     counts = Counter(island.text for island in islands)
     executor.notes = tuple(f"runs in torch: {text}" + (f" ({n} times)" if n > 1 else "") for text, n in counts.items())
-    executor.notes += built.staged.notes
+    executor.notes += (*built.staged.notes, *built.executable.notes)
     executor.is_rearranged = bool(built.staged.notes)
     executor.is_in_order = traced.captured.in_order or options.hook_schedule == "eager-order"
     if not islands:

@@ -229,7 +229,7 @@ def sigmoid_backward(gradient: Value, y: Pair) -> Pair:
 
 def conj(x: Value) -> Pair:
     """The complex conjugate, of a number too, which the tracer writes as an op."""
-    return Pair(*(p if isinstance(p, Tensor) else torch.full((), p) for p in parts(x))).conj()
+    return Pair(*(p if isinstance(p, Tensor) else torch.full((), p, device="cpu") for p in parts(x))).conj()
 
 
 _NATURAL = {2: 0.6931471805599453, 10: 2.302585092994046}

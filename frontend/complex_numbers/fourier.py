@@ -98,10 +98,14 @@ def _extend(x: Tensor, length: int) -> Tensor:
 # -- Constants, worked out in float64, the same tensors each time ---------------------------------------------------
 
 
+def _count(end: int) -> Tensor:
+    return torch.arange(end, device="cpu")
+
+
 @lru_cache(maxsize=64)
 def _circle(n: int) -> tuple[Tensor, Tensor]:
     """Cosine and sine of 2 pi k / n for each k < n; exact where they are 0, 1 or -1."""
-    angles = torch.arange(n, dtype=torch.float64) * (2 * math.pi / n)
+    angles = torch.arange(n, dtype=torch.float64, device="cpu") * (2 * math.pi / n)
     cosine, sine = angles.cos(), angles.sin()
     for quarter, (c, s) in enumerate(((1, 0), (0, 1), (-1, 0), (0, -1))):
         if quarter * n % 4 == 0:
@@ -120,7 +124,7 @@ def _powers(n: int, exponents: Tensor, inverse: bool) -> Pair:
 def _roots(n: int, rows: int, columns: int, inverse: bool, dtype: torch.dtype, device: torch.device) -> Pair:
     """exp(-+ 2 pi i j k / n) for each row j and column k."""
     with _disable_current_modes():
-        powers = _powers(n, torch.arange(rows).unsqueeze(1) * torch.arange(columns), inverse)
+        powers = _powers(n, _count(rows).unsqueeze(1) * _count(columns), inverse)
         return powers.map(lambda t: t.to(device, dtype))
 
 
@@ -131,8 +135,8 @@ def _chirp(
     """exp(-+ pi i j**2 / n) for each j, and the spectrum of its inverse at the distances from one of ``given`` places
     to one of ``wanted``, of ``points`` points and divided by them."""
     with _disable_current_modes():
-        chirp = _powers(2 * n, torch.arange(max(given, wanted)) ** 2, inverse)
-        kernel = torch.zeros(points, dtype=torch.complex128)
+        chirp = _powers(2 * n, _count(max(given, wanted)) ** 2, inverse)
+        kernel = torch.zeros(points, dtype=torch.complex128, device="cpu")
         values = torch.complex(chirp.re, -chirp.im)
         kernel[:wanted] = values[:wanted]
         kernel[points - given + 1 :] = values[1:given].flip(0)

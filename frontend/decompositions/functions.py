@@ -28,9 +28,9 @@ Series = tuple[float, ...]
 
 def fit(function: Callable[[Tensor], Tensor], terms: int) -> Series:
     """Coefficients of the Chebyshev series of ``function`` on [-1, 1], by interpolation at its nodes in f64."""
-    angles = (torch.arange(terms, dtype=torch.float64) + 0.5) * (math.pi / terms)
+    angles = (torch.arange(terms, dtype=torch.float64, device="cpu") + 0.5) * (math.pi / terms)
     values = function(torch.cos(angles))
-    waves = torch.cos(torch.arange(terms, dtype=torch.float64).unsqueeze(-1) * angles)
+    waves = torch.cos(torch.arange(terms, dtype=torch.float64, device="cpu").unsqueeze(-1) * angles)
     coefficients = (waves @ values) * (2 / terms)
     coefficients[0] /= 2
     return tuple(coefficients.tolist())

@@ -42,7 +42,7 @@ _FIELDS = (
 
 
 # In place of arguments that nothing reads.
-_STAND_IN = torch.empty(0)
+_STAND_IN = torch.empty(0, device="cpu")
 # What is read of a kept backward: that it takes no symbolic sizes, and no state of PyTorch's own kind.
 _NO_SYMBOLS: Any = SimpleNamespace(backward_state_indices=[], num_symints_saved_for_bw_=0)
 

@@ -132,4 +132,4 @@ class SecondDerivatives(FunctionChange):
 
         tensors = [t for t in arguments if isinstance(t, torch.Tensor)]
         # Saved tensors are detached: without one that requires grad, nothing would be recorded.
-        return RefusedTwice.apply(torch.empty(0, requires_grad=True), *tensors)  # type: ignore[no-untyped-call]
+        return RefusedTwice.apply(torch.empty(0, requires_grad=True, device="cpu"), *tensors)  # type: ignore[no-untyped-call]

@@ -134,7 +134,7 @@ def _fake_call_backward(values: Sequence[Tensor], token: Tensor, function: int) 
 
 
 _FAKES: dict[str, Callable[..., object]] = {
-    "create_token": lambda: torch.empty(0, dtype=torch.int8),
+    "create_token": lambda: torch.empty(0, dtype=torch.int8, device="cpu"),
     "call_hook": _fake_call_hook,
     "call_backward": _fake_call_backward,
     "accumulate_grad": lambda _gradient, token, _param: _fake_token(token),

@@ -110,9 +110,10 @@ def lstm_layer_backward(
 @lru_cache(maxsize=256)
 def workspace_bytes(steps: int, batch: int, features: int, width: int) -> int:
     """How large oneDNN's workspace is for a layer."""
+    shapes = [(steps, batch, features), (4 * width, features), (4 * width, width)]
+    shapes += [(4 * width,), (4 * width,), (batch, width), (batch, width)]
     with torch.no_grad(), _disable_current_modes():
-        zeros = [torch.zeros(shape) for shape in ((steps, batch, features), (4 * width, features), (4 * width, width))]
-        zeros += [torch.zeros(4 * width)] * 2 + [torch.zeros(batch, width)] * 2
+        zeros = [torch.zeros(shape, device="cpu") for shape in shapes]
         return _run_onednn(zeros, False)[3].numel()
 
 

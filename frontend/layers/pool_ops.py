@@ -63,7 +63,8 @@ def _max_pool_last(images: Tensor, window: Sequence[int], out: Sequence[int]) ->
         torch.div(
             place
             + known.padding[axis]
-            - torch.arange(out[axis]).to(place).reshape([-1, 1] if axis == 0 else [-1]) * known.stride[axis],
+            - torch.arange(out[axis], dtype=place.dtype, device=place.device).reshape([-1, 1] if axis == 0 else [-1])
+            * known.stride[axis],
             known.dilation[axis],
             rounding_mode="floor",
         )

@@ -29,7 +29,7 @@ Words = tuple[Tensor, ...]
 
 def draw_seed() -> Tensor:
     """A seed, int64 of shape (2,), from torch's default generator, which ``torch.manual_seed`` sets."""
-    return torch.randint(LEAST, BEHIND_MOST, (WORDS,), dtype=torch.int64)
+    return torch.randint(LEAST, BEHIND_MOST, (WORDS,), dtype=torch.int64, device="cpu")
 
 
 def uniform(seed: Tensor, stream: int, sizes: Sequence[int]) -> Tensor:
@@ -69,7 +69,7 @@ def philox(counter: Words, key: Words) -> Words:
 
 
 def _fake_seed() -> Tensor:
-    return torch.empty(2, dtype=torch.int64)
+    return torch.empty(2, dtype=torch.int64, device="cpu")
 
 
 def _fake_uniform(seed: Tensor, stream: int, sizes: Sequence[int]) -> Tensor:

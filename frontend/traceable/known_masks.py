@@ -121,7 +121,7 @@ def _make_like(tensor: Tensor) -> Tensor | None:
     if not all(isinstance(size, int) for size in tensor.shape) or tensor.numel() > _MOST_ELEMENTS:
         return None
     with _disable_current_modes():
-        return torch.empty([int(size) for size in tensor.shape], dtype=tensor.dtype)
+        return torch.empty([int(size) for size in tensor.shape], dtype=tensor.dtype, device="cpu")
 
 
 def places_of(mask: Tensor) -> tuple[list[int], ...] | None:

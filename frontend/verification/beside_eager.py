@@ -270,7 +270,8 @@ def _gradients(outputs: Sequence[Tensor], wanted: Sequence[Tensor]) -> list[Tens
 
 
 def _tangent(output: Tensor, seed: int) -> Tensor:
-    drawn = torch.randn(output.shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float32)
+    generator = torch.Generator().manual_seed(seed)
+    drawn = torch.randn(output.shape, generator=generator, dtype=torch.float32, device="cpu")
     return drawn.to(output.device, output.dtype)
 
 

@@ -118,7 +118,7 @@ class Comparisons:
         none = [0.0] * len(values)
         yield self._run(values, none, _not_at_all)
         generator = torch.Generator().manual_seed(0)
-        seeds = [int(torch.randint(1 << 62, (), generator=generator)) for _ in range(_DRAWS)]
+        seeds = [int(torch.randint(1 << 62, (), generator=generator, device="cpu")) for _ in range(_DRAWS)]
         for moves in (_all_up, _all_down, *map(_at_random, seeds)):
             yield self._run(values, none, moves)
         others = otherwise(self.head)

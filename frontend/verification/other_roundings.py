@@ -39,9 +39,9 @@ def _noise(wide: Tensor, generator: torch.Generator, by_value: bool) -> Tensor:
     """Numbers from -0.5 to 0.5 for each of ``wide``; with ``by_value`` the same for equal ones."""
     if not by_value and wide.device.type == "cpu":
         # A tenth of the time that spreading whole numbers takes.
-        return torch.rand(wide.shape, generator=generator, dtype=torch.float32).double() - 0.5
+        return torch.rand(wide.shape, generator=generator, dtype=torch.float32, device="cpu").double() - 0.5
     keys = wide.view(torch.int64) if by_value else torch.arange(wide.numel(), device=wide.device).view(wide.shape)
-    return spread(keys, int(torch.randint(1 << 62, (), generator=generator))) - 0.5
+    return spread(keys, int(torch.randint(1 << 62, (), generator=generator, device="cpu"))) - 0.5
 
 
 def spread(keys: Tensor, seed: int) -> Tensor:
@@ -69,7 +69,7 @@ def move_all(values: Sequence[Any]) -> list[Any]:
     """The values, of which the numbers in floating point are off by a unit in their last place, up or down, or as they
     are, at random; whole ones are exact. Costs less than a copy in float64 of them would."""
     generator = torch.Generator().manual_seed(0)
-    turns = torch.randint(-1, 2, (_TURNS,), generator=generator)
+    turns = torch.randint(-1, 2, (_TURNS,), generator=generator, device="cpu")
     return [_move_in_turns(v, turns) if is_float(v) else v for v in values]
 
 
@@ -113,7 +113,7 @@ class Rounded(TorchDispatchMode):
         # What is written in place, or is a view, has to stay the memory that it is.
         if not taken or any(r.alias_info is not None for r in func._schema.returns):
             return result
-        taken.append(torch.tensor([n for n in leaves if isinstance(n, int | float)], dtype=torch.float64))
+        taken.append(torch.tensor([n for n in leaves if isinstance(n, int | float)], dtype=torch.float64, device="cpu"))
         elementwise = torch.Tag.pointwise in func.tags
         return tree_map(lambda r: self._round(r, taken, elementwise) if is_float(r) else r, result)
 

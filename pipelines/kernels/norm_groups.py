@@ -68,7 +68,8 @@ def classify(op: ir.Operation, space: Space) -> Kind | None:
     """How an op goes over rows; ``None`` where it does not, or computes what there are no statements for."""
     if op.name in _VIEWS:
         return "view"
-    if op.name != GENERIC or len(op.results) != 1 or not read_inputs(op) or (sizes := _find_sizes(op)) is None:
+    # What has no loops computes one number, and goes over no rows.
+    if op.name != GENERIC or len(op.results) != 1 or not read_inputs(op) or not (sizes := _find_sizes(op)):
         return None
     if str(ir.RankedTensorType(op.results[0].type).element_type) not in (*TYPES, "i1") or ends_product(op):
         return None

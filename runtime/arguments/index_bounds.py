@@ -29,7 +29,7 @@ def ask_device(extremes: torch.Tensor) -> Extremes | None:
     """Have two numbers brought from a CUDA device, without waiting for them; None where nobody has to wait."""
     if not extremes.is_cuda:
         return None
-    found = torch.empty(extremes.shape, dtype=extremes.dtype, pin_memory=True)
+    found = torch.empty(extremes.shape, dtype=extremes.dtype, device="cpu", pin_memory=True)
     found.copy_(extremes, non_blocking=True)
     brought = torch.cuda.Event()
     brought.record(torch.cuda.current_stream(extremes.device))

@@ -92,7 +92,7 @@ class CudaMover:
 
     def _measure(self) -> DeviceRates:
         on_device, other = (torch.empty(_PROBE_BYTES, dtype=torch.uint8, device=self._device) for _ in range(2))
-        on_host = torch.empty(_PROBE_BYTES, dtype=torch.uint8, pin_memory=True)
+        on_host = torch.empty(_PROBE_BYTES, dtype=torch.uint8, device="cpu", pin_memory=True)
         matrix, product = (torch.zeros(_PROBE_ROWS, _PROBE_ROWS, device=self._device) for _ in range(2))
         return DeviceRates(
             out=self._rate(_PROBE_BYTES, lambda: on_host.copy_(on_device, non_blocking=True)),

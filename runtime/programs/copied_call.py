@@ -55,7 +55,7 @@ class CopiedCall(PlainCall):
         self.is_careless = is_careless
         with torch.no_grad():
             self._guard = guard_forms(arguments)
-        self._storage = [torch.empty(t.shape, dtype=t.dtype) for t in (*arguments, *results)]
+        self._storage = [torch.empty(t.shape, dtype=t.dtype, device="cpu") for t in (*arguments, *results)]
         for place in placed:
             number = len(arguments) + place.result
             self._storage[number] = place.view(self._storage, self._storage[number])

@@ -323,7 +323,9 @@ class Placed(NamedTuple):
         host = arguments[self.argument]
         assert isinstance(host, torch.Tensor)
         first = (host.storage_offset() * host.element_size() + self.offset) // like.element_size()
-        return torch.empty(0, dtype=like.dtype).set_(host.untyped_storage(), first, like.shape, like.stride())
+        return torch.empty(0, dtype=like.dtype, device=host.device).set_(
+            host.untyped_storage(), first, like.shape, like.stride()
+        )
 
 
 def _read_parts(vmfb: bytes) -> list[bytes]:

@@ -59,7 +59,7 @@ def run_function(
 def draw_seed() -> torch.Tensor:
     """A seed for the random ops of one step, int64 of shape (2,), from torch's default generator. Drawn as the process
     that compiled does, so that after the same ``torch.manual_seed`` both have the same numbers."""
-    return torch.randint(LEAST, BEHIND_MOST, (WORDS,), dtype=torch.int64)
+    return torch.randint(LEAST, BEHIND_MOST, (WORDS,), dtype=torch.int64, device="cpu")
 
 
 class Bridge:

@@ -300,7 +300,7 @@ def accumulate_into(
     if owned and variable.grad is None and _is_sparse_and_whole(gradient):
         # Eager's, a shallow copy: what the tensor is made of is not copied.
         parts = gradient._indices(), gradient._values()
-        variable.grad = torch.sparse_coo_tensor(*parts, gradient.shape, check_invariants=False)
+        variable.grad = torch.sparse_coo_tensor(*parts, gradient.shape, device=gradient.device, check_invariants=False)
         return variable.grad
     if owned and variable.grad is None and obeys_layout(gradient, variable):
         variable.grad = gradient.detach() if has_post_hooks else gradient

@@ -108,11 +108,11 @@ def _run_in_backward(function: Callable[[], None]) -> None:
     """With its last bucket the reducer queues a callback on the engine, which runs at the end of the backward that the
     engine knows of: of this one, since a captured backward has none that it would run."""
     with torch.enable_grad():
-        root = torch.zeros((), requires_grad=True).clone()
+        root = torch.zeros((), requires_grad=True, device="cpu").clone()
     # Of a node: hooks that are put on tensors while a backward runs are taken for the user's.
     root.grad_fn.register_prehook(lambda _gradients: function())  # type: ignore[union-attr]
     # PyTorch's engine itself: that it runs inside of another backward is nothing to tell the user.
     nothing: tuple[torch.Tensor, ...] = ()
     torch._C._ImperativeEngine().run_backward(
-        (root,), (torch.ones(()),), False, False, nothing, allow_unreachable=True, accumulate_grad=True
+        (root,), (torch.ones((), device="cpu"),), False, False, nothing, allow_unreachable=True, accumulate_grad=True
     )

@@ -211,7 +211,7 @@ def as_compiled(optimizers: Sequence[torch.optim.Optimizer]) -> Iterator[dict[in
 
 def _rate(group: Mapping[str, Any]) -> torch.Tensor:
     # As precise as Python's number.
-    return torch.tensor(group["lr"], dtype=torch.float64)
+    return torch.tensor(group["lr"], dtype=torch.float64, device="cpu")
 
 
 def _current_rate(optimizer: torch.optim.Optimizer, number: int) -> Finder:

@@ -46,7 +46,7 @@ def take_floats(graph_module: GraphModule, mode: FakeTensorMode) -> None:
     for node in list(graph.nodes):
         if node.op == "placeholder" and isinstance(node.meta.get("val"), torch.SymFloat):
             with mode:
-                node.meta["val"] = torch.empty((), dtype=torch.float64)
+                node.meta["val"] = torch.empty((), dtype=torch.float64, device="cpu")
             floats.tensors[node] = node
         elif node.op == "call_function" and any(n in floats.tensors for n in node.all_input_nodes):
             with graph.inserting_before(node):

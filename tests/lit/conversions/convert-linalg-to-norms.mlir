@@ -190,3 +190,48 @@ func.func @left(%x: tensor<1024x300xf32>, %long: tensor<64x9000xf32>, %u: tensor
   } -> tensor<512x512xf32>
   return %s, %y, %z : tensor<1024xf32>, tensor<64x9000xf32>, tensor<512x512xf32>
 }
+
+// -----
+
+// The gradient of a mean: what a row is multiplied with is one number, computed by an op without loops.
+
+#id = affine_map<(d0, d1) -> (d0, d1)>
+#row = affine_map<(d0, d1) -> (d0)>
+#one = affine_map<(d0, d1) -> ()>
+#none = affine_map<() -> ()>
+// CHECK: bwd.kernels = ["3 ops along 1024 rows of 300: norms_
+// CHECK-LABEL: func.func @one_number(
+// CHECK: %[[ONE:.*]] = linalg.generic
+// CHECK: "flow.dispatch"({{.*}}%[[ONE]]
+func.func @one_number(%x: tensor<1024x300xf32>, %g: tensor<f32>) -> tensor<1024x300xf32> {
+  %zero = arith.constant 0.0 : f32
+  %count = arith.constant 1024.0 : f32
+  %one = tensor.empty() : tensor<f32>
+  %n = linalg.generic {indexing_maps = [#none, #none], iterator_types = []} ins(%g : tensor<f32>) outs(%one : tensor<f32>) {
+  ^bb0(%a: f32, %o: f32):
+    %1 = arith.divf %a, %count : f32
+    linalg.yield %1 : f32
+  } -> tensor<f32>
+  %e = tensor.empty() : tensor<1024x300xf32>
+  %y = linalg.generic {indexing_maps = [#id, #one, #id], iterator_types = ["parallel", "parallel"]}
+      ins(%x, %n : tensor<1024x300xf32>, tensor<f32>) outs(%e : tensor<1024x300xf32>) {
+  ^bb0(%a: f32, %b: f32, %o: f32):
+    %1 = arith.mulf %a, %b : f32
+    linalg.yield %1 : f32
+  } -> tensor<1024x300xf32>
+  %line = tensor.empty() : tensor<1024xf32>
+  %zeros = linalg.fill ins(%zero : f32) outs(%line : tensor<1024xf32>) -> tensor<1024xf32>
+  %s = linalg.generic {indexing_maps = [#id, #row], iterator_types = ["parallel", "reduction"]}
+      ins(%y : tensor<1024x300xf32>) outs(%zeros : tensor<1024xf32>) {
+  ^bb0(%a: f32, %o: f32):
+    %1 = arith.addf %a, %o : f32
+    linalg.yield %1 : f32
+  } -> tensor<1024xf32>
+  %z = linalg.generic {indexing_maps = [#id, #row, #id], iterator_types = ["parallel", "parallel"]}
+      ins(%y, %s : tensor<1024x300xf32>, tensor<1024xf32>) outs(%e : tensor<1024x300xf32>) {
+  ^bb0(%a: f32, %b: f32, %o: f32):
+    %1 = arith.subf %a, %b : f32
+    linalg.yield %1 : f32
+  } -> tensor<1024x300xf32>
+  return %z : tensor<1024x300xf32>
+}
