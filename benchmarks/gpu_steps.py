@@ -24,7 +24,7 @@ from typing import Any
 import torch
 from kernels import kernel_times
 from measure import first_line
-from measure_gpu import Runner, gradients, measure_peak, run_step, time_in_turn
+from measure_gpu import EnabledModel, Runner, gradients, measure_peak, run_step, time_in_turn
 from models.bert import bert
 from models.case import Case
 from models.gpt import language_model
@@ -87,6 +87,7 @@ ENGINES: dict[str, Callable[[Case], Callable[..., Any]]] = {
     "early": lambda case: retrograd.compile_backward(case.model, case.args, free_early=True),
     "offload": lambda case: retrograd.compile_backward(case.model, case.args, save_policy=retrograd.offload()),
     "save_on_cpu": save_on_cpu,
+    "enable": lambda case: EnabledModel(case.model),
     "tiles": lambda case: retrograd.compile_backward(case.model, case.args, tiles="measure"),
     "file": load_file,
     "off": lambda case: retrograd.compile_backward(case.model, case.args, kernels="off"),
@@ -101,8 +102,8 @@ EXPLANATION = """\
 Each step is a forward, the mean of the squared outputs and a backward, from and to an idle device; medians, the engines
 taking turns in one process. TF32 is off. *through*: eager PyTorch, `torch.compile` with Inductor, `compile_backward`
 with its defaults, with `cuda_graphs=True` (*graphs*) and `cuda_graphs="auto"` (*auto*), from a file that was saved
-(*file*), with `free_early=True` (*early*), with residuals on the host (*offload*; in eager *save_on_cpu*), and with
-`kernels="off"`.
+(*file*), with `free_early=True` (*early*), with residuals on the host (*offload*; in eager *save_on_cpu*), with
+`kernels="off"`, and in eager with the backward inside of `enable()`.
 
 - *kernels*: the sum of kernel times of a step, by `torch.profiler`.
 - *peak*: the most memory of a step beyond what was there before it, by torch's count; a graph's memory is there before,

@@ -7,11 +7,13 @@ Compilation is done beforehand, by processes of their own (`compile_all`), into 
 
 from __future__ import annotations
 
+import contextlib
 import multiprocessing
 import statistics
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -189,6 +191,17 @@ def time_in_turn(case: Case, runners: Sequence[Runner], repeats: int) -> None:
                 runner.backward.append(backward)
 
 
+@dataclass(frozen=True)
+class EnabledModel:
+    """A model in eager whose backward runs inside of `retrograd.enable()`."""
+
+    model: Callable[..., Any]
+    scope: Callable[[], AbstractContextManager[Any]] = retrograd.enable
+
+    def __call__(self, *args: Any) -> Any:
+        return self.model(*args)
+
+
 def run_step(case: Case, call: Callable[..., Any], between: Callable[[], None] = lambda: None) -> tuple[float, float]:
     """A step from scratch: seconds in the forward (with the loss) and in the backward, each until the device is done.
 
@@ -203,8 +216,10 @@ def run_step(case: Case, call: Callable[..., Any], between: Callable[[], None] =
     synchronize()
     forward = time.perf_counter() - start
     between()
+    scope = call.scope if isinstance(call, EnabledModel) else contextlib.nullcontext
     start = time.perf_counter()
-    loss.backward()
+    with scope():
+        loss.backward()
     synchronize()
     return forward, time.perf_counter() - start
 
