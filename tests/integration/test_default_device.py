@@ -29,7 +29,8 @@ class Program(nn.Module):
         x = self.mix(self.cell(x)[0].transpose(1, 2))
         x = nn.functional.max_pool1d(x, 2)
         kept = torch.where(x > x.mean(), x, torch.zeros((), device=x.device))
-        return self.end(torch.fft.rfft(kept, n=6).abs()).logsumexp(-1)
+        scores: Tensor = self.end(torch.fft.rfft(kept, n=6).abs())
+        return scores.logsumexp(-1)
 
 
 def run(door: Callable[[nn.Module, Tensor], Tensor], scope: contextlib.AbstractContextManager[object]) -> list[Tensor]:
