@@ -18,7 +18,7 @@ from retrograd.contract.device_rates import ASSUMED_RATES, DeviceRates
 from retrograd.contract.manifest import PACKAGES
 from retrograd.contract.partitions import BUDGET, DEFAULT
 from retrograd.contract.plan import StagePlan
-from retrograd.contract.roles import JOINT
+from retrograd.contract.roles import BACKWARD, INTO, JOINT
 from retrograd.dialects import ir
 from retrograd.frontend.doors.captured_graph import Captured
 from retrograd.frontend.islands.island_choice import Island
@@ -236,7 +236,8 @@ class WithoutTangents:
 
     def stage(self, islands: Sequence[Island] = ()) -> StagedModule:
         """As for any; what is an island was settled for the step."""
-        staged = stage_variant(self.step.whole or self.step, self.absent, self.work.phases)
+        are_joined = BACKWARD + INTO in self.executable.joined
+        staged = stage_variant(self.step.whole or self.step, self.absent, self.work.phases, are_joined=are_joined)
         gain = self.work.cut_gain
         if self.step.memory_budget is not None and self.step.whole is not None:
             # The step keeps its budget in stages.

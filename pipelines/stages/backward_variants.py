@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from dataclasses import replace
 
+from retrograd.contract.attributes import BWD_JOINED
 from retrograd.contract.roles import BACKWARD, FORWARD, NEW, TANGENT, has_role, name_without_role
 from retrograd.dialects import ir
 from retrograd.dialects.context import make_context
@@ -50,10 +51,16 @@ def stage_first(staged: StagedModule, absent: Collection[str], progress: Progres
 
 
 def stage_variant(
-    staged: StagedModule, absent: Collection[str], progress: Progress, *, keep_forward: bool = False
+    staged: StagedModule,
+    absent: Collection[str],
+    progress: Progress,
+    *,
+    keep_forward: bool = False,
+    are_joined: bool = False,
 ) -> StagedModule:
     """``@backward`` of a module that went through all stages, without the tangents ``absent``, up to ``scheduled``; the
-    forward beside it where that is to be kept.
+    forward beside it where that is to be kept. Where residuals ``are_joined``, as another backward takes them, this one
+    leaves them as they are.
 
     Raises:
         PipelineError: a pass refused it; names the op.
@@ -71,6 +78,8 @@ def stage_variant(
         texts = {"partitioned": str(module)}
         with progress.phase("schedule"):
             run_passes(module, passes_of(STAGES["scheduled"]))
+        if are_joined:
+            module.operation.attributes[BWD_JOINED] = ir.UnitAttr.get()
         texts["scheduled"] = str(module)
         return finish_staging(module, texts, {}, progress)
 

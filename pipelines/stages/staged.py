@@ -336,7 +336,7 @@ def executable_parts(
 ) -> dict[str, str]:
     """All that an executable depends on."""
     return {
-        "entry": "executable, scratch memory and its timelines, buffers and results in what is donated, copied results",
+        "entry": "executable, scratch memory and its timelines, buffers and results in what is given up, copies",
         "module": staged.texts["scheduled"],
         # A backward that is compiled later, for a loss that leaves out outputs, draws what its forward drew.
         "random numbers": GENERATOR,
@@ -354,6 +354,7 @@ def _encode(executable: Executable) -> bytes:
         "transients": executable.transients,
         "seconds": executable.seconds,
         "placed": executable.placed,
+        "joined": executable.joined,
     }
     header["notes"], header["kernels"] = list(executable.notes), list(executable.kernels)
     header["timelines"] = {name: [s.to_list() for s in steps] for name, steps in executable.timelines.items()}
@@ -365,7 +366,8 @@ def _decode(data: bytes) -> Executable:
     timelines = {name: tuple(Step(*s) for s in steps) for name, steps in fields["timelines"].items()}
     flags, notes = tuple(fields["flags"]), tuple(fields["notes"])
     kernels = tuple(fields["kernels"])
-    return Executable(vmfb, flags, fields["transients"], fields["seconds"], notes, timelines, kernels, fields["placed"])
+    sizes = fields["placed"], fields["joined"]
+    return Executable(vmfb, flags, fields["transients"], fields["seconds"], notes, timelines, kernels, *sizes)
 
 
 def _read_summary(module: ir.Module) -> dict[str, Any]:

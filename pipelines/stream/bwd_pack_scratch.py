@@ -16,50 +16,22 @@ later. What a function writes over, and which results lie where, is part of what
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import replace
 from typing import Any
 
 from iree.compiler import ir
 
-from retrograd.contract.attributes import BWD_COPIED, BWD_DONATED, BWD_PLACED
-from retrograd.pipelines.analysis.kernels.hosted_buffers import (
-    ALIGNMENT,
-    HOSTED,
-    Host,
-    Place,
-    find_hosts,
-    place_results,
-)
-from retrograd.pipelines.analysis.kernels.scratch_layout import Layout, Slice, check_slices, lay_out
-from retrograd.pipelines.stream.passes import PassFailure, constant_of, find_ops
-from retrograd.pipelines.stream.result_storage import Access, Scratch, Storage, find_copied, read_scratch
+from retrograd.contract.attributes import BWD_COPIED, BWD_DONATED, BWD_JOINED, BWD_PLACED
+from retrograd.pipelines.analysis.kernels.arenas import Arena
+from retrograd.pipelines.analysis.kernels.hosted_buffers import ALIGNMENT, HOSTED
+from retrograd.pipelines.analysis.kernels.scratch_layout import Slice, check_slices
+from retrograd.pipelines.stream.packings import Packing, plan_block, plan_hosted, whole_slice
+from retrograd.pipelines.stream.passes import PassFailure, constant_of, find_ops, operand_groups
+from retrograd.pipelines.stream.result_storage import Access, Storage, find_copied, import_of, read_scratch
 
 NAME = "bwd-pack-scratch"
-# When a backward begins few residuals are dead, and what its first gradients take of them for good the buffers of the
-# fullest steps are without: that many of them, as a part of all, have storage of their own, where it is less.
-_OWN_PARTS = (0.0, 1 / 32, 1 / 16, 1 / 8)
 _REFLECTION = "iree.reflection"
-
-
-@dataclass(frozen=True)
-class Packing:
-    """Where the buffers of a pack go: in hosts by number, the others in a block; None for one that is hosted. Where
-    results go, by the number of their storage: in that of another, which was given up."""
-
-    pack: Any
-    layout: Layout
-    block: tuple[int | None, ...]
-    scratch: Scratch | None
-    hosted: dict[int, Place]
-    placed: dict[int, Place]
-
-    @property
-    def size(self) -> int:
-        """Bytes of the block, less those of results that need no storage of their own."""
-        storages = self.scratch.storages if self.scratch is not None else []
-        return self.layout.size - sum(storages[number].host.size for number in self.placed)
 
 
 def apply(module: Any, *, loose: bool = True, hosts: bool = True) -> None:
@@ -116,13 +88,8 @@ def _read_slices(pack: Any) -> list[Slice] | None:
     for first, last, size in zip(steps[::2], steps[1::2], sizes, strict=True):
         if size is None:
             return None
-        slices.append(_whole(first, last, size))
+        slices.append(whole_slice(first, last, size))
     return slices
-
-
-def _whole(first: int, last: int, size: int) -> Slice:
-    """A slice of a multiple of the alignment, behind which another may begin."""
-    return Slice(first, last, -(-size // ALIGNMENT) * ALIGNMENT)
 
 
 def _plan(pack: Any, slices: list[Slice], loose: bool, hosts: bool) -> Packing:
@@ -132,81 +99,23 @@ def _plan(pack: Any, slices: list[Slice], loose: bool, hosts: bool) -> Packing:
         raise PassFailure(NAME, pack, str(error), "run it right after iree-stream-schedule-allocation") from error
     scratch = read_scratch(pack) if hosts else None
     if scratch is None:
-        layout = lay_out(slices, loose=loose)
-        return Packing(pack, layout, (*layout.offsets,), None, {}, {})
-    # IREE's steps are others: they count ops that are no command in the end.
-    slices = [_alive(part, scratch.lives.get(number)) for number, part in enumerate(slices)]
-    movable = [scratch.is_computed(number) for number in range(len(slices))]
-    choices: list[dict[int, Place]] = [{}]
-    for part in _OWN_PARTS:
-        placed = _place_results(scratch.storages, part)
-        choices += [placed] if placed not in choices else []
-    tight = [_host(scratch, slices, movable, False, placed) for placed in choices]
-    # Of choices alike the first that there is.
-    best = min(tight, key=lambda packing: packing.size)
-    if loose:
-        best = _host(scratch, slices, movable, loose, best.placed)
-    if best.hosted:
-        pack.attributes[HOSTED] = ir.DenseI64ArrayAttr.get(sorted(best.hosted), pack.context)
-    return best
-
-
-def _place_results(storages: Sequence[Storage], own: float) -> dict[int, Place]:
-    """Places for results in storages that were given up, by number; of those that could be there the first that are
-    written, this part of them, have storage of their own."""
-    results = {
-        number: _whole(s.host.first, s.host.last, s.host.size)
-        for number, s in enumerate(storages)
-        if not s.is_given_up and s.is_movable
-    }
-    by_step = sorted(results, key=lambda number: results[number].first)
-    for number in by_step[: math.ceil(own * len(by_step))]:
-        del results[number]
-    hosts = {number: s.host for number, s in enumerate(storages) if s.takes != "none"}
-    return place_results(results, hosts, [number for number in hosts if storages[number].takes == "one"])
-
-
-def _host(
-    scratch: Scratch, slices: list[Slice], movable: Sequence[bool], loose: bool, placed: Mapping[int, Place]
-) -> Packing:
-    """Plan a pack whose buffers may lie in storages where they are ``movable``, with results at the places
-    ``placed``."""
-    taken = _read_taken(scratch.storages, placed)
-    # Storage that a result does not have holds nothing.
-    rooms = [Host(0, 0, 0) if number in placed else s.host for number, s in enumerate(scratch.storages)]
-    hosted = find_hosts(slices, rooms, movable, taken)
-    numbers = [number for number in range(len(slices)) if number not in hosted]
-    layout = lay_out([slices[number] for number in numbers], loose=loose)
-    offsets = dict(zip(numbers, layout.offsets, strict=True))
-    block = tuple(offsets.get(number) for number in range(len(slices)))
-    return Packing(scratch.pack, layout, block, scratch, hosted, dict(placed))
-
-
-def _read_taken(storages: Sequence[Storage], placed: Mapping[int, Place]) -> dict[int, list[tuple[int, Slice]]]:
-    """List what results have of each host, at which offset."""
-    taken: dict[int, list[tuple[int, Slice]]] = {}
-    for number, place in placed.items():
-        host = storages[number].host
-        taken.setdefault(place.host, []).append((place.offset, _whole(host.first, host.last, host.size)))
-    return taken
-
-
-def _alive(part: Slice, steps: tuple[int, int] | None) -> Slice:
-    """A slice from the first step that accesses it to the last; of no size where none does."""
-    return Slice(*steps, part.size) if steps is not None else Slice(0, 0, 0)
+        return plan_block(pack, slices, loose)
+    packing = plan_hosted(scratch, slices, loose)
+    if packing.hosted:
+        pack.attributes[HOSTED] = ir.DenseI64ArrayAttr.get(sorted(packing.hosted), pack.context)
+    return packing
 
 
 def _replace(packing: Packing) -> None:
     pack, scratch = packing.pack, packing.scratch
     if scratch is not None:
+        rooms = [*scratch.storages, *(_join(arena, scratch.storages, pack) for arena in packing.choice.arenas)]
         for number, place in packing.hosted.items():
             for access, added in scratch.accesses[number]:
-                _move(pack, access, scratch.storages[place.host], place.offset + added)
-        for number, place in packing.placed.items():
-            for access in scratch.storages[number].accesses:
-                added = constant_of(access.command.operands[access.range.offset]) or 0
-                _move(pack, access, scratch.storages[place.host], place.offset + added)
-        _tell(packing, scratch.storages)
+                _move(pack, access, rooms[place.host], place.offset + added)
+        for number, place in packing.choice.placed.items():
+            _move_all(pack, scratch.storages[number], rooms[place.host], place.offset)
+        _tell(packing, scratch.storages, rooms)
     # A block of nothing is one that IREE's drivers are never asked for otherwise.
     size = packing.layout.size or (ALIGNMENT if packing.hosted else 0)
     for result, offset in zip(pack.results, (size, *packing.block), strict=True):
@@ -215,16 +124,43 @@ def _replace(packing: Packing) -> None:
     pack.erase()
 
 
-def _tell(packing: Packing, storages: Sequence[Storage]) -> None:
-    """Have the function say which arguments it writes over, and which results lie there."""
-    hosts = {place.host for place in (*packing.hosted.values(), *packing.placed.values())}
-    written = [storages[host].number for host in sorted(hosts) if storages[host].is_given_up]
+def _join(arena: Arena, storages: Sequence[Storage], pack: Any) -> Storage:
+    """Have the first member of an arena stand for all of it, and who accesses another access that."""
+    base = storages[arena.members[0]]
+    imported = import_of(base)
+    size = _constant(imported, arena.size)
+    imported.operands[1] = size
+    for use in [*imported.results[0].uses]:
+        if use.owner.name == "stream.cmd.execute":
+            resources = operand_groups(use.owner)[0]
+            use.owner.operands[len(resources) + use.operand_number] = size
+    # Who calls the function gives the bytes of the arena.
+    for use in [*imported.operands[0].uses]:
+        if use.owner.name == "hal.buffer_view.assert":
+            use.owner.operation.erase()
+    whole = replace(base, size=size)
+    for member, offset in zip(arena.members, arena.offsets, strict=False):
+        _move_all(pack, storages[member], whole, offset)
+    return whole
+
+
+def _tell(packing: Packing, storages: Sequence[Storage], rooms: Sequence[Storage]) -> None:
+    """Have the function say which arguments it writes over, which of them lie one behind another, and which results lie
+    there."""
+    choice = packing.choice
+    hosts = {place.host for place in (*packing.hosted.values(), *choice.placed.values())}
+    written = [rooms[host].number for host in sorted(hosts) if host < len(storages) and rooms[host].is_given_up]
     placed = [
-        f"{storages[n].number}:{storages[place.host].number}:{place.offset}:{storages[n].host.size}"
-        for n, place in sorted(packing.placed.items())
+        f"{storages[n].number}:{rooms[place.host].number}:{place.offset}:{storages[n].host.size}"
+        for n, place in sorted(choice.placed.items())
     ]
-    if written:
-        _say(packing.pack.parent, {BWD_DONATED: written, BWD_PLACED: placed})
+    joined = [
+        f"{storages[arena.members[0]].number}:{arena.size}:{storages[member].number}:{offset}"
+        for arena in choice.arenas
+        for member, offset in zip(arena.members, arena.offsets, strict=False)
+    ]
+    if written or joined:
+        _say(packing.pack.parent, {BWD_DONATED: written, BWD_PLACED: placed, BWD_JOINED: joined})
 
 
 def _say(function: Any, facts: Mapping[str, Sequence[object]]) -> None:
@@ -238,6 +174,12 @@ def _say(function: Any, facts: Mapping[str, Sequence[object]]) -> None:
     attributes[_REFLECTION] = ir.DictAttr.get(said, context)
 
 
+def _move_all(pack: Any, storage: Storage, room: Storage, offset: int) -> None:
+    """Have all that access a storage access memory at an offset in another."""
+    for access in storage.accesses:
+        _move(pack, access, room, offset + (constant_of(access.command.operands[access.range.offset]) or 0))
+
+
 def _move(pack: Any, access: Access, storage: Storage, offset: int) -> None:
     """Have a command access storage for a result, or what was given up, at an offset."""
     operands, taken = access.command.operands, access.range
@@ -245,8 +187,9 @@ def _move(pack: Any, access: Access, storage: Storage, offset: int) -> None:
     operands[taken.offset] = _constant(pack, offset)
 
 
-def _constant(pack: Any, number: int) -> Any:
-    with ir.InsertionPoint(pack), pack.location:
-        index = ir.IndexType.get(pack.context)
+def _constant(op: Any, number: int) -> Any:
+    """A constant in front of ``op``."""
+    with ir.InsertionPoint(op), op.location:
+        index = ir.IndexType.get(op.context)
         value = ir.IntegerAttr.get(index, number)
         return ir.Operation.create("arith.constant", results=[index], attributes={"value": value}).result

@@ -25,6 +25,9 @@ _HANDS_ON = frozenset({"stream.timepoint.await", _BARRIER, "stream.tensor.export
 _FREES = "stream.resource.dealloca"
 _FOREVER = 1 << 40
 
+JOINED = "joined"
+"""Of :data:`BWD_DONATED`: several results may lie there, and the caller may have it lie behind others that are so."""
+
 
 @dataclass(frozen=True)
 class Access:
@@ -116,6 +119,13 @@ def read_scratch(pack: Any) -> Scratch | None:
                 number = _number_of(value, True)
                 scratch.storages.append(Storage(host, argument, size, tuple(found), number, True, takes))
     return scratch if _is_known(pack, scratch) else None
+
+
+def import_of(storage: Storage) -> Any:
+    """The op that imports a storage."""
+    block = storage.resource.owner
+    (resources, *_) = operand_groups(block.owner)
+    return resources[ir.BlockArgument(storage.resource).arg_number].owner.operation
 
 
 def find_copied(execute: Any) -> set[int]:

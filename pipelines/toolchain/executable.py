@@ -27,7 +27,7 @@ from retrograd.pipelines.toolchain.compiler_parts import UNVERIFIED, select_part
 from retrograd.pipelines.toolchain.launch_reader import read_launches
 from retrograd.pipelines.toolchain.lowering import keep_for_replay, tool_failure
 from retrograd.pipelines.toolchain.module_parts import Parts, part_paths, write_parts
-from retrograd.pipelines.toolchain.scratch import LAYOUT_PASS, read_placed, read_transients
+from retrograd.pipelines.toolchain.scratch import LAYOUT_PASS, read_joined, read_placed, read_transients
 from retrograd.pipelines.toolchain.subprocesses import ToolLimits, ToolResult, run_tool
 from retrograd.pipelines.toolchain.timeline import ALLOCATION_PASS, Step, read_timelines
 from retrograd.pipelines.toolchain.vmfb import add_launches, add_parts, read_formats
@@ -53,7 +53,8 @@ class Executable:
 
     Of a function that works out what it allocates from open sizes, these are the bytes at the sizes of the trace.
 
-    ``placed`` are the bytes of results that lie in arguments which the caller gave up. ``timelines`` have the steps of
+    ``placed`` are the bytes of results that lie in arguments which the caller gave up, ``joined`` those of
+    arguments that lie one behind another. ``timelines`` have the steps of
     each function with the scratch memory in use; ``notes`` say in words where results
     are not what the module asks for; ``kernels`` which op became a kernel of our own, and which did not and why.
     """
@@ -66,6 +67,7 @@ class Executable:
     timelines: dict[str, tuple[Step, ...]] = field(default_factory=dict)
     kernels: tuple[str, ...] = ()
     placed: dict[str, int] = field(default_factory=dict)
+    joined: dict[str, int] = field(default_factory=dict)
 
     @property
     def working(self) -> dict[str, int]:
@@ -121,10 +123,12 @@ def compile_executable(
         flags = _climb(linalg, target, vmfb, options, on_attempt, dumps, limits)
         transients: dict[str, int] = {}
         placed: dict[str, int] = {}
+        joined: dict[str, int] = {}
         timelines: dict[str, tuple[Step, ...]] = {}
         for laid_out in _read_dumps(folder, LAYOUT_PASS):
             transients |= read_transients(laid_out, frees_late=target.frees_late)
             placed |= read_placed(laid_out)
+            joined |= read_joined(laid_out)
         for allocated in _read_dumps(folder, ALLOCATION_PASS):
             timelines |= read_timelines(allocated)
         data, *others = (path.read_bytes() for path in part_paths(vmfb))
@@ -139,7 +143,7 @@ def compile_executable(
             data = add_launches(data, launches)
             transients.update((name, plan.scratch) for name, plan in launches.functions.items())
             kernels += tuple(f"{name} waits for the device: {why}" for name, why in launches.reasons.items())
-        return Executable(data, flags, transients, seconds, notes, timelines, kernels, placed)
+        return Executable(data, flags, transients, seconds, notes, timelines, kernels, placed, joined)
 
 
 def _is_launched(target: Target) -> bool:

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from typing import TypeVar
 
-from retrograd.contract.attributes import BWD_PLACED
+from retrograd.contract.attributes import BWD_JOINED, BWD_PLACED
 from retrograd.contract.roles import INTO, SIZE
 from retrograd.contract.sizes import evaluate_size, parse_shape
 from retrograd.pipelines.toolchain.pool import Pool
@@ -26,6 +26,7 @@ LAYOUT_PASS = "iree-stream-fold-uniform-operands"
 
 _FUNCTION = re.compile(r"^  util\.func public @(\w+)\((.*?)\{\n(.*?)^  \}", flags=re.MULTILINE | re.DOTALL)
 _PLACED = re.compile(rf'{re.escape(BWD_PLACED)} = "([^"]*)"')
+_JOINED = re.compile(rf'{re.escape(BWD_JOINED)} = "([^"]*)"')
 _HINTS = re.compile(r"bwd\.sizes = \{([^}]*)\}")
 # An argument that is no tensor.
 _NUMBER = re.compile(r"%arg\d+: (?!!hal\.buffer_view)")
@@ -110,6 +111,16 @@ def read_placed(stream: str) -> dict[str, int]:
     found = ((name, _PLACED.search(signature)) for name, signature, _ in _FUNCTION.findall(stream))
     return {
         name: sum(int(placed.rpartition(":")[2]) for placed in said[1].split(","))
+        for name, said in found
+        if said is not None
+    }
+
+
+def read_joined(stream: str) -> dict[str, int]:
+    """Bytes of the arguments of each exported function that it takes one behind another, if it takes any so."""
+    found = ((name, _JOINED.search(signature)) for name, signature, _ in _FUNCTION.findall(stream))
+    return {
+        name: sum(int(member.split(":")[1]) for member in said[1].split(",") if member.endswith(":0"))
         for name, said in found
         if said is not None
     }

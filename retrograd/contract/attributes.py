@@ -60,8 +60,14 @@ BWD_RANDOM = "bwd.random"
 
 BWD_DONATED = "bwd.donated"
 """Of an argument: the caller gives it up, and the function may write over it after its last use: scratch memory lies
-there, and of results "several", "one" of its size, or "none". In what a program says of a function, the numbers of the
-arguments that are written over, with commas between."""
+there, and of results "several", "one" of its size, or "none"; "joined" is several, and it may lie behind others such.
+In what a program says of a function, the numbers of the arguments that are written over, with commas between."""
+
+BWD_JOINED = "bwd.joined"
+"""In what a program says of a function: the arguments that it takes one behind another in one storage, which it writes
+over, as ``FIRST:SIZE:ARGUMENT:OFFSET`` by number and in bytes, with commas between. Those of one FIRST are in one; the
+first is given as all bytes of that, and SIZE is how many there are. Of a module: residuals lie so for another backward,
+and this one does not write over them."""
 
 BWD_COPIED = "bwd.copied"
 """In what a program says of a function: the results that IREE fills, or copies to, by number, with commas between."""

@@ -18,6 +18,7 @@ from retrograd.contract.roles import INTO, SAVED
 from retrograd.contract.tensors import TensorSpec
 from retrograd.runtime.cuda.driver import entered
 from retrograd.runtime.cuda.queued_call import QueuedCall
+from retrograd.runtime.programs.arenas import Arena, take_joined
 from retrograd.runtime.programs.call_times import CallTimes
 from retrograd.runtime.programs.copied_call import CopiedCall, is_worth_copying
 from retrograd.runtime.programs.devices import (
@@ -158,10 +159,11 @@ class Program:
         storages = check_results(name, results, loaded.device)
         function = loaded.function(name)
         function.check_results(results)
-        if not function.donated:
+        if not function.writes_over:
             return self._invoke(loaded, name, arguments, results, storages, same_step)
         arguments = [*arguments]
         give_up(arguments, function.donated)
+        take_joined(arguments, function.arenas)
         self._invoke(loaded, name, arguments, results, storages, same_step)
         for placed in function.placed:
             results[placed.result].copy_(placed.view(arguments, results[placed.result]))
@@ -183,6 +185,10 @@ class Program:
         that lie there, and not in the storage given."""
         function = self._current().function(name)
         return function.donated, function.placed
+
+    def arenas(self, name: str) -> tuple[Arena, ...]:
+        """Which arguments a function takes one behind another, in a storage that it writes over, and where."""
+        return self._current().function(name).arenas
 
     def queues(self, names: Sequence[str]) -> bool:
         """Whether calls of all these functions, on storage for their results, queue their work and wait for nothing."""
@@ -246,7 +252,7 @@ class Program:
         if times.is_short and name not in self.short_calls and not (function := loaded.function(name)).copies:
             short = function.plain_call
             if is_worth_copying(arguments, results):
-                is_careless = bool(function.donated or function.placed)
+                is_careless = bool(function.writes_over or function.placed)
                 short = CopiedCall(short, arguments, results, function.placed, is_careless)
             self.short_calls[name] = short
 

@@ -19,9 +19,10 @@ from iree import runtime as iree_runtime
 from torch.utils.dlpack import to_dlpack  # ten times faster than Tensor.__dlpack__
 
 from retrograd.contract.archive import part_members
-from retrograd.contract.attributes import BWD_COPIED, BWD_DONATED, BWD_PLACED
+from retrograd.contract.attributes import BWD_COPIED, BWD_DONATED, BWD_JOINED, BWD_PLACED
 from retrograd.runtime.cuda.driver import open_driver
 from retrograd.runtime.cuda.launcher import Launcher
+from retrograd.runtime.programs.arenas import Arena, read_arenas
 from retrograd.runtime.programs.call_times import CallTimes
 from retrograd.runtime.programs.declaration import DeclaredTensor, parse_results
 from retrograd.runtime.programs.devices import DEFAULT_DRIVER, Device, abandon_after_fork, has_one_worker, made_current
@@ -125,7 +126,7 @@ class Loaded:
         nothing has run that a second call would not do again.
         """
         function = self.function(name)
-        if function.copies or (function.donated and not function.is_tried):
+        if function.copies or (function.writes_over and not function.is_tried):
             return False
         return function.plain_call.run(arguments, results, before)
 
@@ -232,6 +233,7 @@ class Loaded:
             declaration = handle.reflection.get("iree.abi.declaration", "")
             function = Function(name, handle, declaration, parse_results(declaration))
             function.donated = tuple(map(int, _said(handle, BWD_DONATED)))
+            function.arenas = read_arenas(_said(handle, BWD_JOINED))
             function.placed = tuple(Placed(*map(int, text.split(":"))) for text in _said(handle, BWD_PLACED))
             copied = frozenset(map(int, _said(handle, BWD_COPIED)))
             if self.device.torch_device.type == "cpu":
@@ -275,7 +277,7 @@ class Function:
     """An exported function; ``times`` are those of its calls, where they decide which threads it has. ``copied`` are
     the results that IREE copies to, and ``copies`` says that there are others, which nobody knew, or that such results
     cannot be handed over; ``is_tried`` that it is known whether there are. It writes over the arguments of the numbers
-    ``donated``, where its results ``placed`` then are."""
+    ``donated``, and over ``arenas`` of others, where its results ``placed`` then are."""
 
     name: str
     handle: Any
@@ -287,13 +289,19 @@ class Function:
     is_tried: bool = False
     copied: frozenset[int] = frozenset()
     donated: tuple[int, ...] = ()
+    arenas: tuple[Arena, ...] = ()
     placed: tuple[Placed, ...] = ()
+
+    @property
+    def writes_over(self) -> tuple[int, ...]:
+        """The arguments that it writes over; the first of an arena is all of it."""
+        return (*self.donated, *(arena.first for arena in self.arenas))
 
     @contextlib.contextmanager
     def kept(self, arguments: Sequence[Argument]) -> Iterator[None]:
         """A call that may be the first; where it finds that IREE copies, what it wrote over is as before. A device that
         works in the calling thread has then run all that comes before the copy."""
-        given = [a for n in self.donated if isinstance(a := arguments[n], torch.Tensor)]
+        given = [a for n in self.writes_over if isinstance(a := arguments[n], torch.Tensor)]
         before = [] if self.is_tried else [tensor.clone() for tensor in given]
         try:
             yield

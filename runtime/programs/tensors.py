@@ -115,10 +115,35 @@ def _is_own(tensor: torch.Tensor) -> bool:
     if type(tensor) not in PLAIN_TYPES or not is_importable(tensor):
         return False
     storage = tensor.untyped_storage()
+    return is_alone(storage, 1)
+
+
+def is_alone(storage: torch.UntypedStorage, tensors: int) -> bool:
+    """Whether nothing has a storage but so many tensors and a name of who asks, by Python's and torch's counts: no
+    other process either."""
     # Of CUDA's memory torch always says that it is shared; what another process shares cannot be resized.
-    is_shared = storage.is_shared() and not tensor.is_cuda
-    # References of the tensor and of Python's storage.
-    return _uses_of(storage._cdata) == 2 and storage.resizable() and not is_shared
+    is_shared = storage.is_shared() and not storage.is_cuda
+    if _uses_of(storage._cdata) != tensors + 1 or not storage.resizable() or is_shared:
+        return False
+    return _count_names(storage) == _ONE_NAME
+
+
+def _count_names(storage: torch.UntypedStorage) -> int:
+    return getrefcount(storage)
+
+
+def _count_one_name() -> int:
+    """What is counted of a storage with one name by a function that is handed it, as :func:`is_alone` is."""
+
+    def count(storage: torch.UntypedStorage) -> int:
+        return _count_names(storage)
+
+    made = torch.empty(1)
+    storage = made.untyped_storage()
+    return count(storage)
+
+
+_ONE_NAME = _count_one_name()
 
 
 def as_argument(name: str, index: int, tensor: torch.Tensor, device: Device, result_storages: Set[int]) -> torch.Tensor:

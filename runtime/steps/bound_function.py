@@ -11,6 +11,7 @@ import torch
 
 from retrograd.contract.roles import INTO
 from retrograd.contract.tensors import FunctionSpec
+from retrograd.runtime.programs.arenas import Arena, ResultArena, result_arenas, take_joined
 from retrograd.runtime.programs.copied_call import CopiedCall
 from retrograd.runtime.programs.executor import Argument, Program
 from retrograd.runtime.programs.loaded import Placed
@@ -24,19 +25,36 @@ class BoundFunction:
     ``same_step`` is as for ``Program.invoke``: a backward finds on the device what its forward copied there.
 
     A function that writes over some of its arguments gets copies of those that anybody else refers to. A list of
-    arguments is empty after that.
+    arguments is empty after that. What the function ``after``, of the same program, takes one behind another lies so.
     """
 
-    __slots__ = ("_allocators", "_donated", "_fresh", "_function", "_name", "_placed", "_program", "_same_step")
+    __slots__ = (
+        "_after",
+        "_allocators",
+        "_arenas",
+        "_donated",
+        "_fresh",
+        "_function",
+        "_joined",
+        "_name",
+        "_placed",
+        "_program",
+        "_same_step",
+    )
 
-    def __init__(self, program: Program, function: FunctionSpec, *, same_step: bool = False) -> None:
+    def __init__(
+        self, program: Program, function: FunctionSpec, *, same_step: bool = False, after: FunctionSpec | None = None
+    ) -> None:
         self._program, self._function, self._same_step = program, function, same_step
         self._name = function.name + INTO
         self._allocators: Sequence[Callable[[], torch.Tensor]] | None = None
         # The same, where no result lies in an argument.
         self._fresh: Sequence[Callable[[], torch.Tensor]] = ()
         self._donated: tuple[int, ...] = ()
+        self._arenas: tuple[Arena, ...] = ()
         self._placed: tuple[Placed, ...] = ()
+        self._after = after
+        self._joined: Sequence[ResultArena] = ()
 
     def __call__(self, arguments: Sequence[Argument]) -> list[torch.Tensor]:
         """Call it.
@@ -50,10 +68,13 @@ class BoundFunction:
             return given
         else:
             results = [allocate() for allocate in self._allocators]
-        if not self._donated:
+        for arena in self._joined:
+            arena.allocate(results)
+        if not self._donated and not self._arenas:
             return self._invoke(arguments, results)
         owned = arguments if isinstance(arguments, list) else [*arguments]
         give_up(owned, self._donated)
+        take_joined(owned, self._arenas)
         for placed in self._placed:
             results[placed.result] = placed.view(owned, results[placed.result])
         try:
@@ -99,12 +120,17 @@ class BoundFunction:
         results = self._program.allocate(specs)
         self._program.check_results(self._name, results)
         self._donated, self._placed = self._program.donated(self._name)
+        self._arenas = self._program.arenas(self._name)
+        if self._after is not None:
+            taken = self._program.arenas(self._after.name + INTO)
+            self._joined = result_arenas(taken, self._function, self._after)
         if not self._function.is_dynamic:
             allocators = self._program.make_allocators(specs)
             self._fresh = [*allocators]
             for placed in self._placed:
-                # Its form alone.
-                allocators[placed.result] = partial(_same, results[placed.result].to("meta"))
+                allocators[placed.result] = _form_of(results[placed.result])
+            for place in (place for arena in self._joined for place in arena.members):
+                allocators[place] = _form_of(results[place])
             self._allocators = allocators
         return results
 
@@ -130,6 +156,11 @@ class ShortCall:
             return None
         results = [allocate() for allocate in self._allocators]
         return results if self._short.call_at(addresses, results) else None
+
+
+def _form_of(tensor: torch.Tensor) -> Callable[[], torch.Tensor]:
+    """What gives the form of a tensor alone."""
+    return partial(_same, tensor.to("meta"))
 
 
 def _same(tensor: torch.Tensor) -> torch.Tensor:

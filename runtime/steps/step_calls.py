@@ -11,7 +11,7 @@ import torch
 
 from retrograd.contract.moves import Mover
 from retrograd.contract.plan import RunIsland, StagePlan, StartCollective, whole_plan
-from retrograd.contract.roles import BACKWARD, OUTPUT, SAVED
+from retrograd.contract.roles import BACKWARD, FORWARD, OUTPUT, SAVED
 from retrograd.contract.tensors import FunctionSpec
 from retrograd.runtime.programs.executor import Program
 from retrograd.runtime.steps.bound_function import BoundFunction
@@ -36,7 +36,8 @@ class StepCalls:
         """Makes the callable of one function; by the plan ``moving``, with ``mover``, one that keeps residuals on the
         host."""
         if not self.times.islands and name not in self.plans and moving is None:
-            return BoundFunction(self.program, self.functions[name], same_step=name == BACKWARD)
+            after = self.functions.get(BACKWARD) if name == FORWARD and BACKWARD not in self.plans else None
+            return BoundFunction(self.program, self.functions[name], same_step=name == BACKWARD, after=after)
         plan = moving or self.plans.get(name) or whole_plan(self.functions[name])
         taken = {
             v

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from retrograd.pipelines.analysis.kernels.hosted_buffers import Host, Place, find_hosts, place_results
 from retrograd.pipelines.analysis.kernels.scratch_layout import Slice, lay_out
-from retrograd.pipelines.stream.bwd_pack_scratch import _place_results, _read_taken
+from retrograd.pipelines.stream.packings import Choice, place_in_storages, read_taken
 from retrograd.pipelines.stream.result_storage import Storage
 
 SLICES = st.builds(
@@ -129,8 +129,8 @@ def test_the_first_results_may_have_storage_of_their_own() -> None:
     dead = [
         Storage(Host(size, -1, last), None, None, (), number, True, "several") for number, last in enumerate((2, 8))
     ]
-    assert _place_results([*results, *dead], 0.0) == {0: Place(2, 0), 1: Place(3, 0)}
-    assert _place_results([*results, *dead], 1 / 32) == {1: Place(3, 0)}
+    assert place_in_storages([*results, *dead], 0.0) == {0: Place(2, 0), 1: Place(3, 0)}
+    assert place_in_storages([*results, *dead], 1 / 32) == {1: Place(3, 0)}
 
 
 def test_what_lies_behind_a_result_of_any_size_is_aligned() -> None:
@@ -141,6 +141,6 @@ def test_what_lies_behind_a_result_of_any_size_is_aligned() -> None:
         Storage(Host(2 * size, -1, 2), None, None, (), 1, True, "several"),
     ]
     hosts = [Host(0, 0, 0), storages[1].host]
-    found = find_hosts([Slice(4, 5, 256)], hosts, taken=_read_taken(storages, {0: Place(1, 0)}))
+    found = find_hosts([Slice(4, 5, 256)], hosts, taken=read_taken(dict(enumerate(hosts)), Choice({0: Place(1, 0)})))
     assert found[0].host == 1
     assert found[0].offset % 64 == 0

@@ -23,9 +23,9 @@ ALIGNMENT = 64
 _MOST_SLICES, _MOST_COMPARED = 4000, 1000
 
 # Results that are smaller have storage of their own: what they would save is not worth a place to remember.
-_LEAST_PLACED = 1 << 14
+LEAST_PLACED = 1 << 14
 # Of the memory that results are placed in, what may be left over: it is there as long as one of them.
-_MOST_LEFT = 1 / 16
+MOST_LEFT = 1 / 16
 
 HOSTED = "bwd.hosted"
 """Of a ``stream.resource.pack``: the buffers that lie in hosts, by number."""
@@ -84,7 +84,7 @@ def place_results(
     placed: dict[int, Place] = {}
     for result in sorted(results, key=lambda n: (results[n].first, -results[n].size)):
         part = results[result]
-        if part.size >= _LEAST_PLACED:
+        if part.size >= LEAST_PLACED:
             fits = [
                 (not room.taken, fit[0], -hosts[number].last, fit[1], number)
                 for number, room in rooms.items()
@@ -97,7 +97,7 @@ def place_results(
                 placed[result] = Place(host, offset)
     filled = {host: sum(part.size for _, part in room.taken) for host, room in rooms.items() if room.taken}
     for host in sorted(filled, key=lambda h: filled[h] / hosts[h].size):
-        if sum(filled.values()) >= (1 - _MOST_LEFT) * sum(hosts[h].size for h in filled):
+        if sum(filled.values()) >= (1 - MOST_LEFT) * sum(hosts[h].size for h in filled):
             break
         del filled[host]
     return {number: place for number, place in placed.items() if place.host in filled}

@@ -6,14 +6,14 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import field
-from typing import Literal
+from typing import Literal, TypeAlias
 
-from retrograd.contract.attributes import BWD_DONATED, BWD_NAME, BWD_ROLE
+from retrograd.contract.attributes import BWD_DONATED, BWD_JOINED, BWD_NAME, BWD_ROLE
 from retrograd.contract.plan import find_given_up
-from retrograd.contract.roles import BACKWARD, INTO, TANGENT, is_own_residual
+from retrograd.contract.roles import BACKWARD, FORWARD, INTO, TANGENT, is_own_residual
 from retrograd.dialects import ir
 from retrograd.pipelines.analysis.partition.read_graph import attribute_dicts, function_type, set_function_type
-from retrograd.pipelines.infra.functions import functions
+from retrograd.pipelines.infra.functions import find_function, functions
 from retrograd.pipelines.infra.passes import ModulePass, PassFailure
 from retrograd.pipelines.stages.stage_plan import PLAN_ATTRIBUTE, read_island_plans, read_plan
 from retrograd.pipelines.transforms.helpers.barriers import add_barrier
@@ -25,6 +25,7 @@ from retrograd.pipelines.transforms.helpers.views import view_root
 
 # An op of IREE's, unknown here: modules that hold it are read with unregistered dialects allowed.
 ALIAS = "hal.tensor.alias"
+Results: TypeAlias = Literal["joined", "several", "one", "none"]
 _JOINING = ("tensor.concat", "tensor.insert_slice")
 
 
@@ -39,7 +40,8 @@ class BwdExportResults(ModulePass):
     Whoever calls the twin of the backward may give up what is its own, residuals and tangents, so that scratch memory
     and results lie there after their last use; as a plan does with what it frees after a stage, for scratch memory and
     one result of that size: another would keep more than itself. :data:`BWD_DONATED` marks these, for
-    ``bwd-pack-scratch``. Who captures a step as a CUDA graph has the residuals of the graph's forward, and keeps them.
+    ``bwd-pack-scratch``: residuals that the whole forward of the module gives, as such that may lie one behind
+    another. Who captures a step as a CUDA graph has the residuals of the graph's forward, and keeps them.
 
     What is put together from pieces IREE writes to the storage, and gives a copy of it in memory of its own if the
     function reads it too. With ``writes_joined`` a kernel takes the pieces to the storage, by adding a zero that IREE
@@ -70,8 +72,13 @@ class BwdExportResults(ModulePass):
     )
 
     def apply(self, module: ir.Operation) -> None:
-        given = find_freed(module, from_stages=True) if self.donates else {}
-        freed = find_freed(module, from_stages=False) if self.donates and not self.keeps_residuals else {}
+        donates = self.donates
+        if BWD_JOINED in module.attributes:
+            donates = False
+            del module.attributes[BWD_JOINED]
+        given = find_freed(module, from_stages=True) if donates else {}
+        freed = find_freed(module, from_stages=False) if donates and not self.keeps_residuals else {}
+        results: Results = "joined" if is_whole(module) else "several"
         for func in functions(module):
             kind = function_type(func)
             if not all(isinstance(t, ir.RankedTensorType) for t in kind.results):
@@ -88,10 +95,20 @@ class BwdExportResults(ModulePass):
             if name in given:
                 numbers = given[name] | (freed.get(name, frozenset()) & find_own(twin))
                 mark_donated(twin, numbers, results="none" if self.keeps_residuals else "one")
-            elif self.donates and name == BACKWARD and not self.keeps_residuals:
-                mark_donated(twin, results="several")
+            elif donates and name == BACKWARD and not self.keeps_residuals:
+                mark_donated(twin, results=results)
             if self.twins_alone:
                 func.erase()
+
+
+def is_whole(module: ir.Operation) -> bool:
+    """Whether one function gives the residuals that another takes, which may then lie as the latter likes: of several
+    outputs a loss may leave out some, and another backward then takes them."""
+    has_plans = PLAN_ATTRIBUTE in module.attributes or bool(read_island_plans(module))
+    backward = find_function(module, BACKWARD)
+    if has_plans or backward is None or find_function(module, FORWARD) is None:
+        return False
+    return sum(own.get(BWD_ROLE) == TANGENT for own in attribute_dicts(backward, "arg_attrs")) <= 1
 
 
 def add_twin(func: ir.Operation) -> ir.Operation:
@@ -175,11 +192,9 @@ def find_freed(module: ir.Operation, *, from_stages: bool) -> dict[str, frozense
     return {name: numbers for found in given_up for name, numbers in found.items()}
 
 
-def mark_donated(
-    twin: ir.Operation, numbers: Collection[int] | None = None, *, results: Literal["several", "one", "none"]
-) -> None:
+def mark_donated(twin: ir.Operation, numbers: Collection[int] | None = None, *, results: Results) -> None:
     """Mark the arguments of these numbers, with how many results may lie there; without numbers all residuals that are
-    no output of the forward, and the tangents."""
+    no output of the forward, and the tangents, which are never joined."""
     arguments = twin.regions[0].blocks[0].arguments
     given = (
         [*twin.attributes["arg_attrs"]] if "arg_attrs" in twin.attributes else [ir.DictAttr.get({})] * len(arguments)
@@ -187,7 +202,8 @@ def mark_donated(
     marked = []
     for number, (attributes, own) in enumerate(zip(given, attribute_dicts(twin, "arg_attrs"), strict=True)):
         if _is_own(own) if numbers is None else number in numbers:
-            more = {BWD_DONATED: ir.StringAttr.get(results)}
+            is_given = results == "joined" and own.get(BWD_ROLE) == TANGENT
+            more = {BWD_DONATED: ir.StringAttr.get("several" if is_given else results)}
             attributes = ir.DictAttr.get({a.name: a.attr for a in ir.DictAttr(attributes)} | more)
         marked.append(attributes)
     twin.attributes["arg_attrs"] = ir.ArrayAttr.get(marked)
