@@ -83,7 +83,8 @@ def _copy_joined(arguments: list[Any], arena: Arena) -> None:
     for number, offset in arena.members:
         given = arguments[number].detach()
         place = torch.empty(0, dtype=given.dtype)
-        place.set_(storage, offset // given.element_size(), given.shape)
+        stride = torch.empty(given.shape, device="meta").stride()
+        place.set_(storage, offset // given.element_size(), given.shape, stride)
         arguments[number] = place.copy_(given)
 
 

@@ -114,7 +114,7 @@ def test_nobody_else_reads_what_is_given_up(
 ) -> None:
     """Every byte of the residuals is poisoned before the backward, which gets copies in an arena; after it that is too,
     but for the gradients that lie there."""
-    expected, take = gradients(model, LOSS(step(x))), bound_function.take_joined
+    expected, take = gradients(model, LOSS(step(x))), arenas.take_joined
     taken: list[tuple[Tensor, Arena]] = []
 
     def poison(arguments: list[Any], joined: Iterable[Arena]) -> None:

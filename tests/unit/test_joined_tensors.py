@@ -27,7 +27,7 @@ SPECS = tuple(
 def allocate() -> list[Any]:
     """Results of a forward, in the order in which its backward takes them."""
     function = FunctionSpec("f", SPECS, SPECS, 0)
-    results: list[Any] = [torch.empty(spec.shape, dtype=getattr(torch, spec.dtype), device="meta") for spec in SPECS]
+    results: list[Any] = [torch.empty(0) for _ in SPECS]
     ResultArena(ARENA, function, function).allocate(results)
     results[1] = torch.empty(4)
     for number, tensor in enumerate(results):
