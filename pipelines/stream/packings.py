@@ -80,7 +80,7 @@ def plan_hosted(scratch: Scratch, slices: Sequence[Slice], loose: bool) -> Packi
 
 
 def _choose_places(storages: Sequence[Storage]) -> list[Choice]:
-    """What is tried without arenas."""
+    """Lists what is tried without arenas."""
     choices = [Choice({})]
     for part in _OWN_PARTS:
         choice = Choice(place_in_storages(storages, part))

@@ -133,7 +133,7 @@ def _count_names(storage: torch.UntypedStorage) -> int:
 
 
 def _count_one_name() -> int:
-    """What is counted of a storage with one name by a function that is handed it, as :func:`is_alone` is."""
+    """Counts the names of a storage with one, as :func:`is_alone` does."""
 
     def count(storage: torch.UntypedStorage) -> int:
         return _count_names(storage)

@@ -159,7 +159,7 @@ class ShortCall:
 
 
 def _form_of(tensor: torch.Tensor) -> Callable[[], torch.Tensor]:
-    """What gives the form of a tensor alone."""
+    """Makes a function that gives the form of a tensor alone."""
     return partial(_same, tensor.to("meta"))
 
 

@@ -33,7 +33,7 @@ class Arena:
         return self.offsets[-1]
 
     def taken(self, hosts: Mapping[int, Host]) -> list[tuple[int, Slice]]:
-        """What lies in it from the first, at which offsets: its members up to their last use."""
+        """Lists its members up to their last use, at which offsets."""
         begins = self.offsets[:-1]
         return [(o, Slice(0, hosts[m].last, hosts[m].size)) for o, m in zip(begins, self.members, strict=True)]
 
