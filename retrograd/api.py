@@ -273,7 +273,9 @@ def dynamo_backend(
     from retrograd.frontend.doors.dynamo import compile_with_dynamo
 
     check_choice("mode", mode or "default", MODES)
-    tensors = [t for t in example_inputs if isinstance(t, torch.Tensor)]
+    # A graph may take nothing, and make tensors on a device.
+    made = (node.meta.get("example_value") for node in graph_module.graph.nodes)
+    tensors = [t for t in (*example_inputs, *made) if isinstance(t, torch.Tensor)]
     chosen = Request.read({**options_of(mode, tensors, options or {}), **(options or {})}).on(tensors)
     with library_ops(chosen.libraries), recurrent_loops(chosen.loops):
         return compile_with_dynamo(

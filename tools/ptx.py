@@ -15,7 +15,7 @@ from typing import Any
 
 from retrograd.contract.trials import CompiledKernel
 from retrograd.pipelines.kernels.kernel import ELEMENTS, Kernel, KernelError
-from retrograd.pipelines.kernels.ptx import adapt_ptx
+from retrograd.pipelines.kernels.ptx import adapt_ptx, drop_vector_flags
 
 
 def compile_kernel(kernel: Kernel, architecture: str) -> CompiledKernel:
@@ -24,6 +24,7 @@ def compile_kernel(kernel: Kernel, architecture: str) -> CompiledKernel:
     Raises:
         KernelError: Triton gave PTX of another form than this release knows.
     """
+    from triton import knobs
     from triton.backends.compiler import GPUTarget
     from triton.compiler import ASTSource, compile
     from triton.experimental.gluon._runtime import GluonASTSource, GluonJITFunction
@@ -36,11 +37,21 @@ def compile_kernel(kernel: Kernel, architecture: str) -> CompiledKernel:
     source = (GluonASTSource if isinstance(function, GluonJITFunction) else ASTSource)(
         function, signature={name: types[name] for name in names}, constexprs=dict(kernel.constants), attrs=aligned
     )
+    knobs.runtime.add_stages_inspection_hook = _mend_stages
     target = GPUTarget("cuda", int(architecture.removeprefix("sm_")), 32)
     found = compile(source, target=target, options={"num_warps": kernel.warps, "num_stages": kernel.stages})
     scratch = int(found.metadata.global_scratch_size)
     ptx = adapt_ptx(found.asm["ptx"], kernel, scratch)
     return CompiledKernel(ptx, _count_threads(ptx, kernel), int(found.metadata.shared), scratch)
+
+
+def _mend_stages(_backend: object = None, stages: dict[str, Any] | None = None, *_given: object) -> tuple[str, str]:
+    """Have PTX made of LLVM's code as `drop_vector_flags` leaves it. Triton calls this for each kernel, and without
+    arguments for what tells its own cache of another way to compile."""
+    if stages is not None:
+        make = stages["ptx"]
+        stages["ptx"] = lambda llvm, metadata: make(drop_vector_flags(str(llvm)), metadata)
+    return drop_vector_flags.__name__, drop_vector_flags.__name__
 
 
 def _count_threads(ptx: str, kernel: Kernel) -> int:

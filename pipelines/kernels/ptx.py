@@ -110,12 +110,13 @@ def _run_program(kernels: list[Kernel], architecture: str) -> list[CompiledKerne
 
 
 def _path(kernel: Kernel, architecture: str) -> Path:
-    text = f"{architecture} {find_triton()} {kernel.key} {_fingerprint()}"
+    text = f"{architecture} {find_triton()} {kernel.key} {fingerprint()}"
     return cache_folder() / "kernels" / f"{kernel.label}-{sha256(text.encode()).hexdigest()[:32]}.json"
 
 
 @cache
-def _fingerprint() -> str:
+def fingerprint() -> str:
+    """A digest of what kernels are written and compiled by: another one, other code."""
     files = [*sorted(_SOURCES.glob("*.py")), Path(__file__)]
     return sha256(b"".join(file.read_bytes() for file in files)).hexdigest()
 
@@ -139,6 +140,19 @@ def _write(path: Path, compiled: CompiledKernel) -> None:
             file.write(json.dumps(fields).encode())
     except OSError as error:
         print(f"retrograd: kernels are not kept in {path.parent}: {error}", file=sys.stderr)
+
+
+_VECTOR_FLAGS = re.compile(r"( = \w+)(?: (?:nuw|nsw|exact|disjoint|nneg))+(?= <\d+ x )")
+
+
+def drop_vector_flags(llvm: str) -> str:
+    """LLVM's code without what it promises of all numbers of a vector, ``nuw`` say.
+
+    LLVM puts two ops into one on vectors, and keeps their promises for numbers that nobody reads. The code for NVIDIA
+    in LLVM as Triton 3.6 has it then computes ``shl nuw <2 x i32> %v, <i32 31, i32 1>`` in one register of 64 bits, so
+    that bits of the first number get into the second: places of a product's bias were wrong.
+    """
+    return _VECTOR_FLAGS.sub(r"\1", llvm)
 
 
 _ENTRY = re.compile(r"\.visible \.entry (\w+)\(\n(.*?)\n\)", flags=re.DOTALL)

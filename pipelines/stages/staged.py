@@ -23,7 +23,7 @@ from retrograd.pipelines.devices.targets import Target, host_cpu
 from retrograd.pipelines.infra.errors import CompileError
 from retrograd.pipelines.infra.functions import find_function, functions
 from retrograd.pipelines.infra.runner import run_passes
-from retrograd.pipelines.kernels.ptx import find_triton
+from retrograd.pipelines.kernels.ptx import find_triton, fingerprint
 from retrograd.pipelines.stages.collective_passes import collective_passes
 from retrograd.pipelines.stages.interface import read_interface
 from retrograd.pipelines.stages.kept_code import pack_code, unpack_code
@@ -343,7 +343,7 @@ def executable_parts(
         "lowering": lowering_pipeline(target, twins_alone=not standalone, donating=not standalone),
         "target": repr(target),
         "cpu": host_cpu(),
-        "kernels": str(find_triton()) if target.kernels else "",
+        "kernels": f"{find_triton()} {fingerprint()}" if target.kernels else "",
         **versions,
     }
 

@@ -15,7 +15,7 @@ from retrograd.pipelines.kernels import ptx
 from retrograd.pipelines.kernels.choice import check_kernels, with_kernels
 from retrograd.pipelines.kernels.dispatch import NO_PTX, write_executable
 from retrograd.pipelines.kernels.kernel import KernelError
-from retrograd.pipelines.kernels.ptx import adapt_ptx, compile_kernels
+from retrograd.pipelines.kernels.ptx import adapt_ptx, compile_kernels, drop_vector_flags
 from retrograd.pipelines.kernels.scatters import RANK, write_segments
 from retrograd.pipelines.kernels.tiles import (
     ARCHITECTURES,
@@ -28,6 +28,7 @@ from retrograd.pipelines.kernels.tiles import (
 )
 from retrograd.pipelines.toolchain.executable import read_choices
 from retrograd.pipelines.toolchain.lowering_steps import lowering_pipeline
+from retrograd.tools.ptx import _mend_stages
 
 
 @pytest.mark.parametrize(("size", "padded"), [(1, 64), (64, 64), (65, 128), (128, 128), (50257, 50304)])
@@ -114,6 +115,28 @@ def test_scratch_memory_goes_behind_the_buffers() -> None:
 def test_ptx_of_another_form_is_refused(text: str, scratch: int, what: str) -> None:
     with pytest.raises(KernelError, match=what):
         adapt_ptx(text, RANK, scratch)
+
+
+@pytest.mark.parametrize(
+    ("given", "left"),
+    [
+        ("  %2 = shl nuw nsw <2 x i32> %1, <i32 31, i32 1>", "  %2 = shl <2 x i32> %1, <i32 31, i32 1>"),
+        ("  %2 = or disjoint <16 x i32> %0, %1, !dbg !3", "  %2 = or <16 x i32> %0, %1, !dbg !3"),
+        ("  %2 = zext nneg <2 x i32> %1 to <2 x i64>", "  %2 = zext <2 x i32> %1 to <2 x i64>"),
+        ("  %2 = shl nuw nsw i32 %1, 5", None),
+        ("  %2 = fadd fast <2 x float> %0, %1", None),
+        ('  call void asm "= shl nuw <x"()', None),
+    ],
+)
+def test_what_llvm_promises_of_vectors_is_dropped(given: str, left: str | None) -> None:
+    """Of one number a promise is about what is read."""
+    assert drop_vector_flags(given) == (given if left is None else left)
+
+
+def test_triton_makes_ptx_of_what_is_left() -> None:
+    stages = {"llir": None, "ptx": lambda llvm, _metadata: f"ptx of {llvm}"}
+    assert _mend_stages() == _mend_stages(None, stages, None, None, 90)
+    assert stages["ptx"]("%1 = add nsw <2 x i32> %0, %0", {}) == "ptx of %1 = add <2 x i32> %0, %0"
 
 
 def test_an_executable_has_its_ptx_as_data() -> None:
