@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 
 from torch.fx import GraphModule
 
+from retrograd.contract.hooks import Communicating
 from retrograd.contract.roles import JOINT
 from retrograd.contract.signature import Signature
 from retrograd.frontend.hooks.pack_tracing import Packings, trace_pairs
@@ -40,7 +41,7 @@ class Captured:
     is_part: bool = False
     as_it_ran: bool = False
     bodies: Mapping[str, GraphModule] = field(default_factory=dict)
-    communication: Collection[tuple[str, int]] = ()
+    communication: Collection[Communicating] = ()
     in_order: bool = False
     eager_peak: int | None = None
 

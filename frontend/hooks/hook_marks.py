@@ -13,6 +13,7 @@ import torch
 _Hook = TypeVar("_Hook", bound=Callable[..., Any])
 _INLINEABLE = "_retrograd_inlineable"
 _COMMUNICATION = "_retrograd_communication"
+_BUCKET = "_retrograd_bucket"
 # Whose hooks reduce gradients or gather parameters.
 _DISTRIBUTED = ("torch.distributed.", "torch.nn.parallel.distributed")
 # Whose hooks do both.
@@ -62,6 +63,20 @@ def is_communication(call: Any) -> bool:
     """Whether a hook is marked as starting communication, or is one of DDP's or FSDP's own; or a custom function, given
     as the context of its backward, is."""
     return getattr(call, _COMMUNICATION, False) is True or _module_of(call).startswith(_DISTRIBUTED)
+
+
+def filling(hook: _Hook, bucket: Callable[[], int | None]) -> _Hook:
+    """Mark a hook as one that says that a gradient of a bucket is there, which is sent when all are; ``bucket`` gives
+    its number, once it is known."""
+    marked = communication(hook)
+    setattr(marked, _BUCKET, bucket)
+    return marked
+
+
+def bucket_of(call: Any) -> int | None:
+    """The number of the bucket that a hook tells of a gradient of; None where that is not known."""
+    find: Callable[[], int | None] | None = getattr(call, _BUCKET, None)
+    return None if find is None else find()
 
 
 def frees_memory(call: Any) -> bool:

@@ -11,6 +11,7 @@ from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal, Protocol
 
+from retrograd.contract.hooks import Communicating
 from retrograd.contract.plan import StagePlan
 from retrograd.contract.roles import BACKWARD, FORWARD, JOINT, SAVED
 from retrograd.contract.tensors import FunctionSpec
@@ -245,7 +246,7 @@ def mark_module(module: ir.Module, policy: SavePolicy, *, unmatched: Literal["er
 
 
 def stage_backward(
-    module: ir.Module, hook_schedule: HookSchedule, progress: Progress, communication: Collection[tuple[str, int]] = ()
+    module: ir.Module, hook_schedule: HookSchedule, progress: Progress, communication: Collection[Communicating] = ()
 ) -> StagedBackward:
     """Run the passes of every stage on an imported ``@backward``, in place.
 

@@ -3,6 +3,8 @@
 """The kinds of hooks: ``kind`` of ``bwd.call_hook``, of a step of a plan, and of what Python is asked to call; and the
 names of the functions that such calls are in MLIR."""
 
+from typing import NamedTuple
+
 TENSOR_PRE = "tensor_pre"
 """Of a tensor: what takes the place of its gradient."""
 
@@ -28,6 +30,15 @@ HOOK_KINDS = (TENSOR_PRE, PRE, POST, POST_ACCUMULATE, UNPACK, PACK, CPP_TENSOR_P
 
 CUSTOM_BACKWARD = "backward"
 """Of no hook: the kind that the backward of a custom function is called as, which is numbered by itself."""
+
+
+class Communicating(NamedTuple):
+    """A call that starts communication, by its kind and number. ``bucket`` is the number of the bucket that the call
+    says a gradient of is there, where nothing is sent before all of them are; None where that is not known."""
+
+    kind: str
+    number: int
+    bucket: int | None = None
 
 
 def name_of_hook(number: int) -> str:

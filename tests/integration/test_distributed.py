@@ -21,6 +21,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.nn.parallel.distributed import _MixedPrecision
 
 import retrograd
+from retrograd.frontend.autograd.engine import reducers
 from retrograd.frontend.autograd.tracing.trace import trace_backward
 
 
@@ -134,6 +135,33 @@ def test_the_reducer_in_cpp_reduces_as_in_eager() -> None:
     torch.testing.assert_close(gradients, expected, rtol=2e-5, atol=1e-6)
     entries = [entry.outcome for entry in retrograd.explain_recompiles()[before:]]
     assert "compiled" in entries and "runs eagerly" not in entries, entries
+
+
+@pytest.mark.parametrize("caps", [[0, 1], [0, 0], None], ids=str)
+def test_buckets_are_those_that_the_reducer_makes_after_a_first_step(
+    caps: list[int] | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In the order in which gradients are there; a function is cut where one is full, not at each gradient."""
+    torch.manual_seed(0)
+    plain = nn.Sequential(nn.Linear(4, 6), nn.Tanh(), nn.Linear(6, 600), nn.Tanh(), nn.Linear(600, 600))
+    found: list[dict[int, int]] = []
+
+    def remember(model: Any, order: Any) -> dict[int, int]:
+        found.append(assign(model, order))
+        return found[-1]
+
+    assign = reducers._assign_buckets
+    monkeypatch.setattr(reducers, "_assign_buckets", remember)
+    model = DistributedDataParallel(plain, bucket_cap_mb_list=caps)
+    for _ in range(3):
+        loss = model(torch.randn(5, 4)).square().mean()
+        with retrograd.enable():
+            loss.backward()
+    (buckets,) = found
+    sizes = [0] * (1 + max(buckets.values()))
+    for place, parameter in enumerate(model.parameters()):
+        sizes[buckets[place]] += 4 * parameter.numel()
+    assert ", ".join(map(str, sizes)) == model._get_ddp_logging_data()["rebuilt_bucket_sizes"]
 
 
 @pytest.mark.parametrize("obstacle", ["mixed_precision", "frozen"])

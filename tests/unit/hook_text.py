@@ -4,7 +4,7 @@
 
 y = x            compute: takes x, gives y; names that no line gives are arguments
 h = pre 3: y     an effect: kind, number, values; `!` after the number marks communication, `*` large values; of an
-                 accumulation `~` half of the bytes that are sent together
+                 accumulation `~` half of the bytes that are sent together; `@2` that a hook fills bucket 2
 s = start 8: y   a collective, which gives eight bytes
 r = wait: s      what it gives, when it is there
 acc 0: y         one that gives nothing, an accumulation into parameter 0
@@ -61,12 +61,14 @@ class TextGraph:
 
 
 def _parse_effect(text: str) -> Effect:
+    text, _, bucket = text.partition("@")
     kind, _, number = text.strip().partition(" ")
     size = JOINED_BYTES // 2 if "~" in number else 0
     kind = SHORT.get(kind, kind)
     if kind == COLLECTIVE:
         return Effect(kind, communication=True, bytes=int(number))
-    return Effect(kind, int(number.strip("!*~") or 0), "!" in number, large="*" in number, bytes=size)
+    filled = int(bucket) if bucket else None
+    return Effect(kind, int(number.strip("!*~") or 0), "!" in number, large="*" in number, bytes=size, bucket=filled)
 
 
 @st.composite
@@ -85,7 +87,11 @@ def hook_graphs(draw: st.DrawFn, *, max_tasks: int = 12) -> HookGraph:
             continue
         if kind == "post_acc_grad" and not any(t.effect and t.effect.kind == "accumulate_grad" for t in tasks):
             kind = "tensor_pre"
-        effect = None if kind is None else Effect(kind, draw(st.integers(0, 2)), draw(st.booleans()))
+        effect = None
+        if kind is not None:
+            sends = draw(st.booleans())
+            bucket = draw(st.sampled_from((None, 0, 1))) if sends else None
+            effect = Effect(kind, draw(st.integers(0, 2)), sends, bucket=bucket)
         count = 1 if kind == "accumulate_grad" else draw(st.integers(0, 2))
         takes = tuple(dict.fromkeys(draw(st.sampled_from(values)) for _ in range(count)))
         gives = tuple(values[-1] + 1 + i for i in range(0 if kind in ("accumulate_grad", "post_acc_grad") else 1))

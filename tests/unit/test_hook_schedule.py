@@ -206,6 +206,19 @@ def test_overlap_works_out_small_gradients_that_are_sent_in_one_stage() -> None:
     assert schedule(sent("--").replace("post 0!", "p = post 0!"), "overlap") == "w0 acc0 p g1 w1 acc1 post1!"
 
 
+@pytest.mark.parametrize("policy", ["eager-order", "overlap"])
+def test_gradients_of_a_bucket_are_worked_out_in_one_stage(policy: HookSchedule) -> None:
+    """However large they are: nothing is sent before the last of them is there."""
+    filled = sent("***-").replace("!", "!@0", 3).replace("!: w3", "!@1: w3").replace("post 2!@0", "post 2!@1")
+    wanted = "g1 w0 w1 acc0* post0!@0 acc1* post1!@0 g2 g3 w2 w3 acc2* post2!@1 acc3 post3!@1"
+    assert schedule(filled, policy) == wanted
+    # A hook of the user's among them sees what eager's sees, and so does one that gives something.
+    seen = filled.replace("post 0!@0: w0", "post 0!@0: w0\npost 9: w0")
+    assert schedule(seen, "eager-order").startswith("w0 acc0* post0!@0 post9 g1 w1 acc1* post1!@0")
+    given = filled.replace("post 0!@0", "p = post 0!@0")
+    assert schedule(given, policy).startswith("w0 acc0* p g1 w1")
+
+
 def test_nothing_at_all() -> None:
     for policy in POLICIES:
         assert POLICIES[policy](HookGraph(())) == ()

@@ -4,6 +4,7 @@
 
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -134,7 +135,7 @@ def test_what_llvm_promises_of_vectors_is_dropped(given: str, left: str | None) 
 
 
 def test_triton_makes_ptx_of_what_is_left() -> None:
-    stages = {"llir": None, "ptx": lambda llvm, _metadata: f"ptx of {llvm}"}
+    stages: dict[str, Any] = {"llir": None, "ptx": lambda llvm, _metadata: f"ptx of {llvm}"}
     assert _mend_stages() == _mend_stages(None, stages, None, None, 90)
     assert stages["ptx"]("%1 = add nsw <2 x i32> %0, %0", {}) == "ptx of %1 = add <2 x i32> %0, %0"
 

@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from retrograd.contract.hooks import Communicating
 from retrograd.contract.plan import (
     AccumulateGrad,
     CallBackward,
@@ -100,7 +101,7 @@ class Program:
         self.lines.append(f"%t{n} = {operation}")
 
     def stage(
-        self, policy: HookSchedule, *results: str, communication: tuple[tuple[str, int], ...] = ()
+        self, policy: HookSchedule, *results: str, communication: tuple[Communicating, ...] = ()
     ) -> StagedBackward:
         arguments = ", ".join(
             f'%{a}: {TENSOR} {{bwd.role = "saved", bwd.name = "{a}", bwd.value = "{a}"}}' for a in self.arguments
@@ -228,7 +229,7 @@ def test_fewest_stages_log() -> None:
 
 
 def test_overlap_log() -> None:
-    log, gradients, _ = run(two_layers().stage("overlap", "dy", communication=(("pre", 2),)), VALUES)
+    log, gradients, _ = run(two_layers().stage("overlap", "dy", communication=(Communicating("pre", 2),)), VALUES)
     assert log[:2] == ["tensor_pre.1", "pre.2"]
     assert gradients == GRADIENTS
 

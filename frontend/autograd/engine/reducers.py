@@ -9,18 +9,20 @@ of the backward runs. The reducer itself, its buckets and communication hooks, s
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import Any
 from weakref import WeakKeyDictionary
 
 import torch
+import torch.distributed as dist
 from torch._dynamo import compiled_autograd
 from torch.autograd.graph import get_gradient_edge
 from torch.nn.parallel import DistributedDataParallel
 
 from retrograd.frontend.autograd.engine.engine_order import find_edge
-from retrograd.frontend.hooks.hook_marks import communication
+from retrograd.frontend.hooks.hook_marks import filling
 from retrograd.frontend.python.live_objects import find_alive
 
 # The nodes that have our hooks, which nothing else keeps alive between two steps.
@@ -71,11 +73,37 @@ def _take_over(model: DistributedDataParallel) -> str | None:
         return "parameters were frozen since the model was wrapped, which changes their places: wrap it anew"
     nodes: list[Any] = [get_gradient_edge(parameter).node for parameter in parameters]
     reducer._remove_autograd_hooks()
-    told = _Told(reducer, len(parameters), knows_last=not (model.find_unused_parameters or model.static_graph))
+    told = _Told(
+        reducer,
+        len(parameters),
+        knows_last=not (model.find_unused_parameters or model.static_graph),
+        assign=partial(_assign_buckets, weakref.ref(model)),
+    )
     for place, node in enumerate(nodes):
-        node.register_hook(communication(partial(told.tell, place)))
+        node.register_hook(filling(partial(told.tell, place), partial(told.bucket_of, place)))
     _taken_over[model] = nodes
     return None
+
+
+def _assign_buckets(model: weakref.ref[DistributedDataParallel], order: Sequence[int]) -> dict[int, int]:
+    """The bucket of each parameter, by its place, as the reducer divides them after a first step, in which they had
+    their gradients in this ``order``.
+
+    Source: ``Reducer::rebuild_buckets``, ``torch/csrc/distributed/c10d/reducer.cpp``.
+    """
+    owner: Any = model()
+    if owner is None:
+        return {}
+    parameters, expect_sparse = owner._build_params_for_reducer()
+    config, whole = getattr(owner, "_bucket_config", None), owner.bucket_bytes_cap
+    if config is not None:
+        limits = [*config.per_bucket_bytes_caps] or [config.first_bucket_bytes_cap, whole]
+    else:
+        first = dist._DEFAULT_FIRST_BUCKET_BYTES if owner.bucket_bytes_cap_default else whole
+        limits = owner.bucket_bytes_cap_list or [first, whole]
+    ready = [parameters[place] for place in order]
+    buckets, _ = dist._compute_bucket_assignment_by_size(ready, limits, expect_sparse, list(order))
+    return {place: number for number, places in enumerate(buckets) for place in places}
 
 
 class _Told:
@@ -83,20 +111,32 @@ class _Told:
 
     It queues its callback when the last of its ``count`` parameters has a gradient. Where it counts those as well that
     none is computed for, or only counts in a first step, it is not known which one that is (``knows_last``).
+    ``assign`` gives the buckets that follow from the order of a first step.
     """
 
-    def __init__(self, reducer: Any, count: int, knows_last: bool) -> None:
-        self._reducer, self._count, self._knows_last = reducer, count, knows_last
+    def __init__(
+        self, reducer: Any, count: int, *, knows_last: bool, assign: Callable[[Sequence[int]], dict[int, int]]
+    ) -> None:
+        self._reducer, self._count, self._knows_last, self._assign = reducer, count, knows_last, assign
         self._task = -1
-        self._places: set[int] = set()
+        # In order.
+        self._places: dict[int, None] = {}
+        self._buckets: dict[int, int] | None = None
+
+    def bucket_of(self, place: int) -> int | None:
+        """The bucket of a parameter; None before all had their gradients once, and where that is not known."""
+        return None if self._buckets is None else self._buckets.get(place)
 
     def tell(self, place: int, *_gradients: Any) -> None:
         """Tell that a parameter has its gradient."""
         task = torch._C._current_graph_task_id()
         if task != self._task:
-            self._task, self._places = task, set()
-        self._places.add(place)
-        is_last = len(self._places) == self._count or not self._knows_last
+            self._task, self._places = task, {}
+        self._places[place] = None
+        is_full = len(self._places) == self._count
+        if is_full and self._knows_last and self._buckets is None:
+            self._buckets = self._assign(list(self._places))
+        is_last = is_full or not self._knows_last
         tell = partial(self._reducer._autograd_hook, place)
         if compiled_autograd.in_compiled_autograd_region and is_last:
             _run_in_backward(tell)

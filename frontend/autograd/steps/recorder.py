@@ -138,8 +138,8 @@ class Recorder(torch.fx.Interpreter):
     the run wrote to, by number, ``freed`` copies of those whose memory hooks gave back, ``may_free`` those whose memory
     they may give back at another step. ``inlined``
     are the hooks that are to be part of the graph, by node, ``watched`` those that may be, ``notes`` why others that
-    should be are not (``setting_up``: one that may be next time); ``communication`` are the nodes of hooks and custom
-    functions that start communication, ``freeing`` those of the ones that may give back the memory of parameters.
+    should be are not (``setting_up``: one that may be next time); ``communication`` are the hooks and custom functions
+    that start communication, by node, ``freeing`` those of the ones that may give back the memory of parameters.
 
     What fails here and not in PyTorch's own node, which ``find_node`` gives by its number, that node computes, so that
     the step is done, and no hook is called twice; ``failure`` then says what failed.
@@ -160,7 +160,7 @@ class Recorder(torch.fx.Interpreter):
         self.watched: dict[str, InlinedCall] = {}
         self.notes: list[str] = []
         self.setting_up = False
-        self.communication: set[str] = set()
+        self.communication: dict[str, Any] = {}
         self.freeing: set[str] = set()
         self.results: dict[str, Any] = {}
         self.given: dict[str, Any] = {}
@@ -224,7 +224,7 @@ class Recorder(torch.fx.Interpreter):
     def _look_at(self, node: torch.fx.Node, call: Any) -> None:
         """Note what is known of a hook, or of a custom function's context."""
         if is_communication(call):
-            self.communication.add(node.name)
+            self.communication[node.name] = call
         if frees_memory(call):
             self.freeing.add(node.name)
 

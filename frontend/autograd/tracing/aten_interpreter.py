@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from retrograd.contract.hooks import CUSTOM_BACKWARD, POST, POST_ACCUMULATE
+from retrograd.contract.hooks import CUSTOM_BACKWARD, POST, POST_ACCUMULATE, Communicating
 from retrograd.frontend.autograd.engine import python_calls as calls
 from retrograd.frontend.autograd.engine.hook_calls import HOOK_CALLS
 from retrograd.frontend.autograd.engine.python_calls import PythonCall, PythonCalls, Template, find_source
@@ -21,6 +21,7 @@ from retrograd.frontend.autograd.sizes.skeleton import Path, leaves_of
 from retrograd.frontend.autograd.steps.recorder import OtherLayout, Recorder, opaque_kind
 from retrograd.frontend.autograd.steps.resumption import find_firm_places, find_inputs, find_rest
 from retrograd.frontend.hooks import hook_ops
+from retrograd.frontend.hooks.hook_marks import bucket_of
 from retrograd.frontend.python.source_locations import CaptureError
 
 # What gives an element of an argument of the backward, by the argument.
@@ -66,7 +67,7 @@ class AtenInterpreter(torch.fx.Interpreter):
         self.garbage_collect_values = False
         self.calls = PythonCalls()
         # By kind and number, as calls are known: those that start communication, and those that may free parameters.
-        self.communication: list[tuple[str, int]] = []
+        self.communication: list[Communicating] = []
         self.freeing: list[tuple[str, int]] = []
         # What calls of Python take from the inputs, and not from the graph.
         self.kept_inputs: set[int] = set()
@@ -195,7 +196,8 @@ class AtenInterpreter(torch.fx.Interpreter):
         self.calls.calls[kind, number] = call
         self._taken[kind, number] = taken
         if node.name in self._communicates:
-            self.communication.append((kind, number))
+            bucket = bucket_of(self._communicates[node.name])
+            self.communication.append(Communicating(kind, number, bucket))
         if node.name in self._frees:
             self.freeing.append((kind, number))
         declared = self.calls.declarations()

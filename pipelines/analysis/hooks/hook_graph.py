@@ -33,7 +33,7 @@ class Effect:
     custom backward starts something that goes on while other work is done, ``random`` that the island draws random
     numbers, ``large`` that the new value of an update, or the gradient of an accumulation, is worth a stage of its own,
     so as not to be in memory longer than it must. ``bytes`` are those of an accumulation's gradient, and of what a
-    collective gives.
+    collective gives. ``bucket`` is the bucket that a hook says a gradient of is there, which is sent when all are.
     """
 
     kind: str
@@ -42,6 +42,7 @@ class Effect:
     random: bool = False
     large: bool = False
     bytes: int = 0
+    bucket: int | None = None
 
 
 @dataclass(frozen=True)
@@ -125,6 +126,20 @@ class HookGraph:
             for before in needed:
                 successors[before].append(number)
         return tuple(map(tuple, successors))
+
+    @cached_property
+    def buckets(self) -> Mapping[int, int]:
+        """The bucket of each hook that fills one, and of the accumulation that it follows."""
+        found: dict[int, int] = {}
+        for number in self.effects:
+            effect, taken = self.tasks[number].effect, set(self.tasks[number].takes)
+            if effect is None or effect.bucket is None:
+                continue
+            found[number] = effect.bucket
+            for before in self.dependencies[number]:
+                if self.kind(before) == ACCUMULATE and not taken.isdisjoint(self.tasks[before].takes):
+                    found[before] = effect.bucket
+        return found
 
     @cached_property
     def owners(self) -> Mapping[int, int]:

@@ -12,13 +12,15 @@ chosen order of effects lets it, so that what it gives is not alive before it is
 gradients cut nothing: what the effect after them needs is computed before them, in one stage with the gradients, since
 no code of the user's runs in between. After a large gradient there is a cut, but for ``fewest-stages``: a function
 holds all that it takes and gives for as long as it runs, so that in one piece a backward would have all saved tensors
-and all gradients in memory at a time.
+and all gradients in memory at a time. In eager order and for overlap there is none either before a bucket is full that
+a reducer is told of gradient by gradient: it sends nothing before.
 """
 
 from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from functools import partial
 from heapq import heappop, heappush
 from typing import Literal
 
@@ -48,7 +50,7 @@ def find_eager_order(graph: HookGraph) -> Order:
         before = bisect_left(fixed, _first_use(graph, number, number))
         return number if graph.kind(number) not in _LATE else fixed[before - 1] + 0.5 if before else -1
 
-    return _schedule(graph, {e: (due(e), e) for e in graph.effects})
+    return _schedule(graph, {e: (due(e), e) for e in graph.effects}, partial(_fills_bucket, graph))
 
 
 def find_asap_order(graph: HookGraph) -> Order:
@@ -61,15 +63,17 @@ def find_overlap_order(graph: HookGraph) -> Order:
     """Communication starts as early as it can: nothing precedes it but what it needs. All else, as for asap, follows
     while it goes on, and at the end what waits for a collective.
 
-    Small gradients that are sent one after the other, as DDP's reducer is told of each, are worked out in one stage, up
-    to ``JOINED_BYTES`` of them: what is sent of them are buckets of more. Their calls keep their order, and nothing is
+    Small gradients that are sent one after the other are worked out in one stage, up to ``JOINED_BYTES`` of them, where
+    buckets are not known: what is sent of them are buckets of more. Their calls keep their order, and nothing is
     computed from what these calls give, since they give nothing.
     """
     ready = _ready_times(graph)
     urgent = _with_ancestors(graph, (e for e in graph.effects if graph.communicates(e)))
     awaited = with_following(graph, (e for e in graph.effects if graph.kind(e) == WAIT))
     keys = {e: (e not in urgent, e in awaited, _first_use(graph, e, ready[e]), e) for e in graph.effects}
-    return _schedule(graph, keys, lambda group, e: e in urgent and _sends_on(graph, group, e))
+    return _schedule(
+        graph, keys, lambda group, e: e in urgent and (_fills_bucket(graph, group, e) or _sends_on(graph, group, e))
+    )
 
 
 def find_fewest_stages_order(graph: HookGraph) -> Order:
@@ -214,6 +218,15 @@ def _sends_on(graph: HookGraph, group: Sequence[int], number: int) -> bool:
     if added is None or added.kind != ACCUMULATE or added.large or not sums or not small:
         return False
     return gives_nothing and all(e.communication and e.kind in _AFTER_SUMS for e in calls)
+
+
+def _fills_bucket(graph: HookGraph, group: Sequence[int], number: int) -> bool:
+    """Whether an effect is one more step on the way to a full bucket, of which nothing is sent before: a gradient that
+    is accumulated, or the call that tells of it."""
+    bucket = graph.buckets.get(number)
+    if bucket is None or any(graph.buckets.get(n) != bucket for n in group):
+        return False
+    return not any(graph.tasks[n].gives for n in (*group, number))
 
 
 def _updates_together(graph: HookGraph, group: Sequence[int], number: int) -> bool:

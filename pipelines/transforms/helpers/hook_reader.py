@@ -8,7 +8,7 @@ from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 
 from retrograd.contract.attributes import BWD_ISLAND, BWD_RANDOM, ISLAND_OP
-from retrograd.contract.hooks import CUSTOM_BACKWARD, POST_ACCUMULATE
+from retrograd.contract.hooks import CUSTOM_BACKWARD, POST_ACCUMULATE, Communicating
 from retrograd.dialects import ir
 from retrograd.pipelines.analysis.hooks.hook_graph import (
     ACCUMULATE,
@@ -28,6 +28,7 @@ from retrograd.pipelines.infra.functions import functions
 from retrograd.pipelines.infra.passes import PassFailure
 
 COMMUNICATION = "bwd.communication"
+BUCKET = "bwd.bucket"
 TUPLE = "torch.prim.TupleConstruct"
 UNTUPLE = "torch.prim.TupleUnpack"
 _UNLIST = "torch.prim.ListUnpack"
@@ -114,14 +115,20 @@ def read_hooks(func: ir.Operation, name: str) -> ReadHooks:
     return ReadHooks(graph, tuple(task_ops), source)
 
 
-def mark_communication(module: ir.Operation, calls: Collection[tuple[str, int]]) -> None:
-    """Mark these calls, of hooks of a kind and a number and of custom functions: they start something that goes on
-    while other work is done."""
+def mark_communication(module: ir.Operation, calls: Iterable[Communicating]) -> None:
+    """Mark these calls, of hooks and of custom functions: they start something that goes on while other work is done,
+    or say that a gradient of a bucket is there."""
+    known = {(call.kind, call.number): call for call in calls}
     for func in functions(module):
         for view in func.regions[0].blocks[0].operations:
-            if _call_of(view.operation) in calls:
-                with view.operation.context:
-                    view.operation.attributes[COMMUNICATION] = ir.UnitAttr.get()
+            call = known.get(_call_of(view.operation) or ("", 0))
+            if call is None:
+                continue
+            with view.operation.context:
+                view.operation.attributes[COMMUNICATION] = ir.UnitAttr.get()
+                if call.bucket is not None:
+                    wide = ir.IntegerType.get_signless(64)
+                    view.operation.attributes[BUCKET] = ir.IntegerAttr.get(wide, call.bucket)
 
 
 def _call_of(op: ir.Operation) -> tuple[str, int] | None:
@@ -187,7 +194,9 @@ def _read_effect(source: ReadGraph, number: int, name: str) -> tuple[Task, tuple
     if starts:
         size = sum(graph.values[v].bytes for v in gives)
     communication = starts or COMMUNICATION in op.attributes
-    effect = Effect(kind, index, communication, large=not starts and size >= LARGE_BYTES, bytes=size)
+    bucket = ir.IntegerAttr(op.attributes[BUCKET]).value if BUCKET in op.attributes else None
+    large = not starts and size >= LARGE_BYTES
+    effect = Effect(kind, index, communication, large=large, bytes=size, bucket=bucket)
     return Task(takes, gives, effect), tuple(ops)
 
 

@@ -243,6 +243,42 @@ module @buckets {
 
 // -----
 
+!large = !torch.vtensor<[1024,1024],f32>
+!one = !torch.tuple<vtensor<[1024,1024],f32>>
+
+// Large gradients that fill one bucket are worked out in one stage, since nothing is sent before it is full; the next
+// bucket's follow once that was told.
+// EAGER-LABEL: module @full_buckets
+// EAGER: torch.aten.neg
+// EAGER: torch.aten.sin
+// EAGER: "bwd.accumulate_grad"{{.*}} {param = 0
+// EAGER: hook = 0
+// EAGER: "bwd.accumulate_grad"{{.*}} {param = 1
+// EAGER: hook = 1
+// EAGER: torch.aten.cos
+// EAGER: "bwd.accumulate_grad"{{.*}} {param = 2
+// EAGER: hook = 2
+module @full_buckets {
+  func.func @backward(%g: !large) {
+    %start = "bwd.create_token"() : () -> !bwd.token
+    %w0 = torch.aten.neg %g : !large -> !large
+    %acc0 = "bwd.accumulate_grad"(%w0, %start) {param = 0 : i64} : (!large, !bwd.token) -> !bwd.token
+    %one0 = torch.prim.TupleConstruct %w0 : !large -> !one
+    %p0:2 = "bwd.call_hook"(%one0, %acc0) {bwd.communication, bwd.bucket = 0 : i64, kind = "post", hook = 0 : i64} : (!one, !bwd.token) -> (!torch.none, !bwd.token)
+    %w1 = torch.aten.sin %g : !large -> !large
+    %acc1 = "bwd.accumulate_grad"(%w1, %p0#1) {param = 1 : i64} : (!large, !bwd.token) -> !bwd.token
+    %one1 = torch.prim.TupleConstruct %w1 : !large -> !one
+    %p1:2 = "bwd.call_hook"(%one1, %acc1) {bwd.communication, bwd.bucket = 0 : i64, kind = "post", hook = 1 : i64} : (!one, !bwd.token) -> (!torch.none, !bwd.token)
+    %w2 = torch.aten.cos %g : !large -> !large
+    %acc2 = "bwd.accumulate_grad"(%w2, %p1#1) {param = 2 : i64} : (!large, !bwd.token) -> !bwd.token
+    %one2 = torch.prim.TupleConstruct %w2 : !large -> !one
+    %p2:2 = "bwd.call_hook"(%one2, %acc2) {bwd.communication, bwd.bucket = 1 : i64, kind = "post", hook = 2 : i64} : (!one, !bwd.token) -> (!torch.none, !bwd.token)
+    return
+  }
+}
+
+// -----
+
 !t = !torch.vtensor<[2],f32>
 !pair = !torch.tuple<vtensor<[2],f32>, vtensor<[2],f32>>
 !triple = !torch.tuple<vtensor<[2],f32>, vtensor<[2],f32>, vtensor<[2],f32>>
