@@ -10,7 +10,7 @@ from typing import Any
 from retrograd.built import Build, function_specs
 from retrograd.contract.manifest import FORMAT_VERSION, Manifest
 from retrograd.contract.plan import StartCollective
-from retrograd.contract.roles import BACKWARD, FORWARD, SAVED
+from retrograd.contract.roles import BACKWARD, FORWARD, INTO, SAVED
 from retrograd.contract.sizes import DynamicSize
 from retrograd.frontend.doors.capture import CapturedGraph
 from retrograd.frontend.libraries.kernel_calls import REFUSED
@@ -38,6 +38,7 @@ def describe(captured: CapturedGraph, built: Build, name: str) -> Manifest:
         **built.staged.partition,
         "partition": options.partition,
         **describe_memory(built.staged, built.executable),
+        **_describe_shared(built),
         "compile_seconds": {phase: round(seconds, 4) for phase, seconds in phases.seconds.items()},
     }
     if captured.sizes.sizes:
@@ -68,6 +69,16 @@ def describe_collectives(staged: StagedModule) -> list[str]:
 def _describe_offloaded(staged: StagedModule) -> dict[str, int]:
     moved = moved_bytes(staged)
     return {"offloaded_values": len(moved), "offloaded_bytes": sum(moved.values())} if moved else {}
+
+
+def _describe_shared(built: Build) -> dict[str, int]:
+    """Bytes of the most gradients that lie in one storage, which is there as long as one of them."""
+    if BACKWARD + INTO not in built.executable.placed:
+        return {}
+    shared = Counter[int]()
+    for place in built.program.donated(BACKWARD + INTO)[1]:
+        shared[place.argument] += place.size
+    return {"shared_gradient_bytes": max(shared.values())}
 
 
 def describe_memory(staged: StagedModule, executable: Executable) -> dict[str, Any]:

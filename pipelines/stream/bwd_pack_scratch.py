@@ -22,7 +22,7 @@ from typing import Any
 
 from iree.compiler import ir
 
-from retrograd.contract.attributes import BWD_COPIED, BWD_DONATED, BWD_JOINED, BWD_PLACED
+from retrograd.contract.attributes import BWD_COPIED, BWD_DONATED, BWD_FILLED, BWD_JOINED, BWD_PLACED
 from retrograd.pipelines.analysis.kernels.arenas import Arena
 from retrograd.pipelines.analysis.kernels.hosted_buffers import ALIGNMENT, HOSTED
 from retrograd.pipelines.analysis.kernels.scratch_layout import Slice, check_slices
@@ -66,15 +66,16 @@ def carry_out(module: Any, packings: Iterable[Packing]) -> None:
 
 
 def _tell_copied(module: Any) -> None:
-    """Have each function of a module say which of its results are not written by kernels alone: whoever gives storage
-    for them has to let it be copied to."""
+    """Have each function of a module say which of its results, and of the arguments that it writes over, are not
+    written by kernels alone: whoever gives storage for them has to let it be copied to."""
     for execute in find_ops(module, "stream.cmd.execute"):
         function = execute.parent
         # Commands may stand in a branch, or in a loop.
         while function is not None and not function.name.endswith(".func"):
             function = function.parent
-        if function is not None and (copied := find_copied(execute)):
-            _say(function, {BWD_COPIED: sorted(copied)})
+        if function is not None:
+            said = {BWD_COPIED: sorted(find_copied(execute)), BWD_FILLED: sorted(find_copied(execute, arguments=True))}
+            _say(function, {key: numbers for key, numbers in said.items() if numbers})
 
 
 def _read_slices(pack: Any) -> list[Slice] | None:
@@ -171,7 +172,8 @@ def _say(function: Any, facts: Mapping[str, Sequence[object]]) -> None:
         before = [ir.StringAttr(said[key]).value] if key in said else []
         if before or more:
             said[key] = ir.StringAttr.get(",".join([*before, *map(str, more)]), context)
-    attributes[_REFLECTION] = ir.DictAttr.get(said, context)
+    if facts:
+        attributes[_REFLECTION] = ir.DictAttr.get(said, context)
 
 
 def _move_all(pack: Any, storage: Storage, room: Storage, offset: int) -> None:

@@ -96,8 +96,9 @@ def read_scratch(pack: Any) -> Scratch | None:
         for taken in taken_ranges:
             ranges.setdefault(command.operands[taken.resource], []).append(Access(command, taken, step))
     resources = operand_groups(execute)[0]
-    # Storage of results that the caller's memory does not let IREE fill or copy to makes the call fail, and the caller
-    # calls again: by then nothing may be written over.
+    # Storage of results that a device's memory does not let IREE fill or copy to makes the call fail, and the caller
+    # calls again: by then nothing may be written over. On a CPU, where results may lie in what is given up, it is known
+    # which these are.
     imported = [a for a, value in zip(block.arguments, resources, strict=False) if _import_of(value) is not None]
     is_repeatable = all(access.command.name == _DISPATCH for a in imported for access in ranges.get(a, ()))
     for argument, value in zip(block.arguments, resources, strict=False):
@@ -114,8 +115,10 @@ def read_scratch(pack: Any) -> Scratch | None:
             host = _read_host(value, execute, steps)
             if host is not None:
                 scratch.storages.append(Storage(host, argument, size, tuple(found), _number_of(value, False)))
-            elif is_repeatable and (given_up := _read_donated(value, execute, steps)) is not None:
+            elif (given_up := _read_donated(value, execute, steps)) is not None:
                 host, takes = given_up
+                if not is_repeatable and takes == "none":
+                    continue
                 number = _number_of(value, True)
                 scratch.storages.append(Storage(host, argument, size, tuple(found), number, True, takes))
     return scratch if _is_known(pack, scratch) else None
@@ -128,8 +131,9 @@ def import_of(storage: Storage) -> Any:
     return resources[ir.BlockArgument(storage.resource).arg_number].owner.operation
 
 
-def find_copied(execute: Any) -> set[int]:
-    """The results, by number, whose storage a region of commands fills or copies to."""
+def find_copied(execute: Any, *, arguments: bool = False) -> set[int]:
+    """The results, by number, whose storage a region of commands fills or copies to; or the ``arguments`` that it fills
+    or copies to, since they were given up."""
     block = execute.regions[0].blocks[0]
     resources = dict(zip(block.arguments, operand_groups(execute)[0], strict=False))
     found = set()
@@ -137,8 +141,10 @@ def find_copied(execute: Any) -> set[int]:
         for command in _find_commands(op.operation):
             for taken in read_ranges(command) or () if command.name != _DISPATCH else ():
                 owner = _import_of(resources[command.operands[taken.resource]])
-                if taken.writes and owner is not None and "consume" in owner.attributes:
-                    found.add(_number_of(owner.results[0], False))
+                if not taken.writes or owner is None or not isinstance(owner.operands[0].owner, ir.Block):
+                    continue
+                if ("consume" in owner.attributes) != arguments:
+                    found.add(_number_of(owner.results[0], arguments))
     return found
 
 

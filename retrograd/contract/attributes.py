@@ -72,6 +72,10 @@ and this one does not write over them."""
 BWD_COPIED = "bwd.copied"
 """In what a program says of a function: the results that IREE fills, or copies to, by number, with commas between."""
 
+BWD_FILLED = "bwd.filled"
+"""In what a program says of a function: the arguments that it writes over and that IREE fills, or copies to, by number,
+with commas between."""
+
 BWD_PLACED = "bwd.placed"
 """In what a program says of a function: the results that lie in arguments that it writes over, as
 ``RESULT:ARGUMENT:OFFSET:SIZE`` by number and in bytes, with commas between."""

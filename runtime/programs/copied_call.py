@@ -61,7 +61,7 @@ class CopiedCall(PlainCall):
             self._storage[number] = place.view(self._storage, self._storage[number])
         self._packed = VmVariantList(len(self._storage))
         for number, tensor in enumerate(self._storage, -len(arguments)):
-            own = self._copied.get(number)
+            own = self._copied.get(number) if number >= 0 else self._filled.get(number + len(arguments))
             self._packed.push_ref(self._take(to_dlpack(tensor)) if own is None else own(tensor))
         places = [(ctypes.c_void_p(t.data_ptr()), ctypes.c_size_t(t.nbytes)) for t in self._storage]
         self._to, self._from = places[: len(arguments)], places[len(arguments) :]

@@ -19,7 +19,7 @@ from iree import runtime as iree_runtime
 from torch.utils.dlpack import to_dlpack  # ten times faster than Tensor.__dlpack__
 
 from retrograd.contract.archive import part_members
-from retrograd.contract.attributes import BWD_COPIED, BWD_DONATED, BWD_JOINED, BWD_PLACED
+from retrograd.contract.attributes import BWD_COPIED, BWD_DONATED, BWD_FILLED, BWD_JOINED, BWD_PLACED
 from retrograd.runtime.cuda.driver import open_driver
 from retrograd.runtime.cuda.launcher import Launcher
 from retrograd.runtime.programs.arenas import Arena, read_arenas
@@ -97,7 +97,15 @@ class Loaded:
     def invoke(self, name: str, arguments: Sequence[Argument], results: Sequence[torch.Tensor]) -> None:
         """Call `name` with every tensor as an argument, results' storage last."""
         function = self.function(name)
-        imported = [a if isinstance(a, int) else self._import(name, i, a) for i, a in enumerate(arguments)]
+        filled = function.filled
+        imported = [
+            a
+            if isinstance(a, int)
+            else self._import_for_copies(name, i, a)
+            if i in filled
+            else self._import(name, i, a)
+            for i, a in enumerate(arguments)
+        ]
         if not function.copies:
             storages = [
                 self._import_for_copies(name, len(imported) + i, tensor)
@@ -236,6 +244,7 @@ class Loaded:
             function.arenas = read_arenas(_said(handle, BWD_JOINED))
             function.placed = tuple(Placed(*map(int, text.split(":"))) for text in _said(handle, BWD_PLACED))
             copied = frozenset(map(int, _said(handle, BWD_COPIED)))
+            function.filled = frozenset(map(int, _said(handle, BWD_FILLED)))
             if self.device.torch_device.type == "cpu":
                 function.copied = copied
             else:
@@ -251,6 +260,7 @@ class Loaded:
                 explain,
                 "complex<" in declaration,
                 dict.fromkeys(function.copied, take_copied),
+                dict.fromkeys(function.filled, take_copied),
             )
             if self.is_timed:
                 function.times = CallTimes(is_alone=has_one_worker())
@@ -275,9 +285,9 @@ class Loaded:
 @dataclass
 class Function:
     """An exported function; ``times`` are those of its calls, where they decide which threads it has. ``copied`` are
-    the results that IREE copies to, and ``copies`` says that there are others, which nobody knew, or that such results
-    cannot be handed over; ``is_tried`` that it is known whether there are. It writes over the arguments of the numbers
-    ``donated``, and over ``arenas`` of others, where its results ``placed`` then are."""
+    the results that IREE copies to, ``filled`` the arguments, and ``copies`` says that there are other results, which
+    nobody knew, or that such cannot be handed over; ``is_tried`` that it is known whether there are. It writes over the
+    arguments of the numbers ``donated``, and over ``arenas`` of others, where its results ``placed`` then are."""
 
     name: str
     handle: Any
@@ -288,6 +298,7 @@ class Function:
     copies: bool = False
     is_tried: bool = False
     copied: frozenset[int] = frozenset()
+    filled: frozenset[int] = frozenset()
     donated: tuple[int, ...] = ()
     arenas: tuple[Arena, ...] = ()
     placed: tuple[Placed, ...] = ()

@@ -23,11 +23,22 @@ class PlainCall:
 
     ``invoke`` and ``take`` are IREE's: they call ``handle`` and import what comes by dlpack. ``lock`` is held for a
     call; ``explain`` makes the exception for an error of IREE's; ``is_complex`` says of the function that it takes
-    complex numbers, which may be conjugates. ``copied`` has what imports results that IREE copies to, by number: what
-    comes by dlpack is for kernels alone. Nothing is called from a process that only inherited the device in a fork.
+    complex numbers, which may be conjugates. ``copied`` has what imports results that IREE copies to, by number, and
+    ``filled`` arguments: what comes by dlpack is for kernels alone. Nothing is called from a process that only
+    inherited the device in a fork.
     """
 
-    __slots__ = ("_copied", "_device", "_explain", "_handle", "_invoke", "_is_complex", "_lock", "_take")
+    __slots__ = (
+        "_copied",
+        "_device",
+        "_explain",
+        "_filled",
+        "_handle",
+        "_invoke",
+        "_is_complex",
+        "_lock",
+        "_take",
+    )
 
     def __init__(
         self,
@@ -39,15 +50,17 @@ class PlainCall:
         explain: Callable[[Exception], Exception],
         is_complex: bool,
         copied: Mapping[int, Callable[[torch.Tensor], Any]] | None = None,
+        filled: Mapping[int, Callable[[torch.Tensor], Any]] | None = None,
     ) -> None:
         self._device, self._handle, self._invoke, self._take = device, handle, invoke, take
-        self._lock, self._explain, self._is_complex, self._copied = lock, explain, is_complex, copied or {}
+        self._lock, self._explain, self._is_complex = lock, explain, is_complex
+        self._copied, self._filled = copied or {}, filled or {}
 
     @property
     def parts(self) -> tuple[Any, ...]:
         """Returns the parts that another way to call the same function is made of."""
         known = self._device, self._handle, self._invoke, self._take, self._lock, self._explain, self._is_complex
-        return *known, self._copied
+        return *known, self._copied, self._filled
 
     def __call__(self, arguments: Sequence[torch.Tensor | int], results: Sequence[torch.Tensor]) -> bool:
         """Call it. Says whether it could; if not, nothing has run.
@@ -75,7 +88,7 @@ class PlainCall:
         packed = VmVariantList(len(arguments) + len(results))
         push, take = packed.push_ref, self._take
         try:
-            for value in arguments:
+            for number, value in enumerate(arguments):
                 if isinstance(value, int):
                     packed.push_int(value)
                     continue
@@ -88,7 +101,7 @@ class PlainCall:
                 is_lazy = value.is_neg() or (self._is_complex and value.is_conj())
                 if is_lazy or address % ALIGNMENT or not value.is_contiguous():
                     value = as_it_is_read(value)
-                push(take(to_dlpack(value)))
+                push(self._filled[number](value) if number in self._filled else take(to_dlpack(value)))
             for number, tensor in enumerate(results):
                 push(self._copied[number](tensor) if number in self._copied else take(to_dlpack(tensor)))
         except BINDING_ERRORS:

@@ -60,6 +60,7 @@ _TITLES = {
     "plans_refused": "plans refused for IREE's scratch memory",
     "forward_transient_bytes": "scratch memory of forward",
     "backward_transient_bytes": "scratch memory of backward",
+    "shared_gradient_bytes": "gradients in one storage, which each keeps",
     "vmfb_bytes": "size of the executable",
     "target": "target",
     "checks": "checks of the model's that raise",

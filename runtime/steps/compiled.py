@@ -29,7 +29,15 @@ Call = Callable[[Sequence[torch.Tensor]], Sequence[torch.Tensor]]
 
 
 # What `explain` says of this process, and not of the file.
-_IN_PROCESS = ("backward_variants", "cuda_graphs", "islands", "offload", "specializations", "verification")
+_IN_PROCESS = (
+    "backward_variants",
+    "cuda_graphs",
+    "islands",
+    "offload",
+    "shared_gradient_bytes",
+    "specializations",
+    "verification",
+)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -36,8 +36,12 @@ def create_fill(number: ir.Attribute, into: ir.Value, make: Maker, *, hidden: bo
     """A ``linalg.fill`` of ``into`` with ``number``, an attribute of the type of its elements. With a number that is
     ``hidden`` IREE does not make a constant of the tensor, which would stay in memory between calls."""
     element = ir.RankedTensorType(into.type).element_type
-    constant = make.value(CONSTANT, [], element, {"value": number})
-    value = add_barrier(constant, make) if hidden else constant
+    if hidden:
+        # Where the function begins: what a barrier in its midst gives is read there, and its kernels are two regions.
+        first = Maker(ir.InsertionPoint.at_block_begin(into.owner.operation.block), make.location)
+        value = add_barrier(first.value(CONSTANT, [], element, {"value": number}), first)
+    else:
+        value = make.value(CONSTANT, [], element, {"value": number})
     segments = {"operandSegmentSizes": ir.DenseI32ArrayAttr.get([1, 1])}
     fill = make.op(FILL, [value, into], [into.type], segments, regions=1)
     body = ir.Block.create_at_start(fill.regions[0], [element, element], [fill.location] * 2)

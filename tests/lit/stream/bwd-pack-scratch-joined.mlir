@@ -88,3 +88,40 @@ util.func public @result(%arg0: !hal.buffer_view {bwd.donated = "joined"}, %arg1
   %given_back = stream.tensor.export %result : tensor<8192xf32> in !stream.resource<external>{%c32768} -> !hal.buffer_view
   util.return %given_back : !hal.buffer_view
 }
+
+// A result that IREE fills lies there too; the function says that the argument is filled.
+// CHECK-LABEL: util.func public @filled(
+// CHECK-SAME: iree.reflection = {bwd.filled = "0", bwd.joined = "0:32768:0:0,0:32768:1:16384", bwd.placed = "0:0:0:32768"}
+// CHECK: stream.cmd.fill %{{.*}}, %[[A:.*]][%{{.*}} for %c32768] : i32 -> !stream.resource<external>
+util.func public @filled(%arg0: !hal.buffer_view {bwd.donated = "joined"}, %arg1: !hal.buffer_view {bwd.donated = "joined"}, %arg2: !hal.buffer_view) -> !hal.buffer_view {
+  %c0 = arith.constant 0 : index
+  %zero = arith.constant 0 : i32
+  %c64 = arith.constant 64 : index
+  %c16384 = arith.constant 16384 : index
+  %c32768 = arith.constant 32768 : index
+  %first = stream.tensor.import %arg0 : !hal.buffer_view -> tensor<4096xf32> in !stream.resource<external>{%c16384}
+  %second = stream.tensor.import %arg1 : !hal.buffer_view -> tensor<4096xf32> in !stream.resource<external>{%c16384}
+  %result = stream.tensor.import consume %arg2 : !hal.buffer_view -> tensor<8192xf32> in !stream.resource<external>{%c32768}
+  %pack:2 = stream.resource.pack slices({
+    [0, 2] = %c64
+  }) : index
+  %scratch, %there = stream.resource.alloca uninitialized : !stream.resource<transient>{%pack#0} => !stream.timepoint
+  %done = stream.cmd.execute await(%there) => with(%first as %a: !stream.resource<external>{%c16384}, %second as %b: !stream.resource<external>{%c16384}, %result as %r: !stream.resource<external>{%c32768}, %scratch as %s: !stream.resource<transient>{%pack#0}) {
+    stream.cmd.dispatch @kernels::@one {
+      ro %a[%c0 for %c16384] : !stream.resource<external>{%c16384},
+      wo %s[%pack#1 for %c64] : !stream.resource<transient>{%pack#0}
+    }
+    stream.cmd.dispatch @kernels::@one {
+      ro %b[%c0 for %c16384] : !stream.resource<external>{%c16384},
+      rw %s[%pack#1 for %c64] : !stream.resource<transient>{%pack#0}
+    }
+    stream.cmd.fill %zero, %r[%c0 for %c32768] : i32 -> !stream.resource<external>{%c32768}
+    stream.cmd.dispatch @kernels::@one {
+      ro %s[%pack#1 for %c64] : !stream.resource<transient>{%pack#0},
+      rw %r[%c0 for %c32768] : !stream.resource<external>{%c32768}
+    }
+  } => !stream.timepoint
+  %freed = stream.resource.dealloca await(%done) => %scratch : !stream.resource<transient>{%pack#0} => !stream.timepoint
+  %given_back = stream.tensor.export %result : tensor<8192xf32> in !stream.resource<external>{%c32768} -> !hal.buffer_view
+  util.return %given_back : !hal.buffer_view
+}

@@ -138,7 +138,8 @@ func.func @read_again(%x: tensor<3x1x2xf32>, %i: tensor<3x1xi64>) -> (tensor<9x2
 
 // -----
 
-// Callers give up the tangents of the backward, and residuals that are no outputs; of no other function anything.
+// Callers give up the tangents of the backward, and residuals that are no outputs; of no other function anything. What
+// the forward gives may lie behind others.
 // With keeps-residuals of the backward nothing either.
 // KEEPS-LABEL: func.func @backward_into(
 // KEEPS-NOT: bwd.donated
@@ -146,7 +147,7 @@ func.func @read_again(%x: tensor<3x1x2xf32>, %i: tensor<3x1xi64>) -> (tensor<9x2
 // DONATES-NOT: bwd.donated
 // DONATES: func.func @backward_into(
 // DONATES-SAME: %arg0: tensor<2xf32> {bwd.name = "w", bwd.role = "param"}
-// DONATES-SAME: %arg1: tensor<2xf32> {bwd.donated = "several", bwd.name = "saved.exp", bwd.role = "saved"}
+// DONATES-SAME: %arg1: tensor<2xf32> {bwd.donated = "joined", bwd.name = "saved.exp", bwd.role = "saved"}
 // DONATES-SAME: %arg2: tensor<2xf32> {bwd.name = "output", bwd.role = "saved"}
 // DONATES-SAME: %arg3: tensor<2xf32> {bwd.donated = "several", bwd.name = "tangent.output", bwd.role = "tangent"}
 // DONATES-SAME: %arg4: !hal.buffer_view)
@@ -162,6 +163,34 @@ func.func @backward(%w: tensor<2xf32> {bwd.name = "w", bwd.role = "param"}, %exp
 func.func @forward(%x: tensor<2xf32> {bwd.name = "saved.x", bwd.role = "saved"}) -> tensor<2xf32> {
   %c = math.exp %x : tensor<2xf32>
   return %c : tensor<2xf32>
+}
+
+// -----
+
+// Not beside a second tangent: of a loss without that output another backward takes the residuals.
+// DONATES-LABEL: func.func @backward_into(
+// DONATES-SAME: %arg0: tensor<2xf32> {bwd.donated = "several", bwd.name = "saved.exp", bwd.role = "saved"}
+func.func @backward(%exp: tensor<2xf32> {bwd.name = "saved.exp", bwd.role = "saved"}, %t: tensor<2xf32> {bwd.name = "tangent.a", bwd.role = "tangent"}, %u: tensor<2xf32> {bwd.name = "tangent.b", bwd.role = "tangent"}) -> tensor<2xf32> {
+  %a = arith.mulf %exp, %t : tensor<2xf32>
+  %b = arith.mulf %a, %u : tensor<2xf32>
+  return %b : tensor<2xf32>
+}
+func.func @forward(%x: tensor<2xf32> {bwd.name = "x", bwd.role = "input"}) -> tensor<2xf32> {
+  %c = math.exp %x : tensor<2xf32>
+  return %c : tensor<2xf32>
+}
+
+// -----
+
+// Such a backward gives up nothing where they lie as the first one takes them.
+// DONATES-LABEL: func.func @backward_into(
+// DONATES-NOT: bwd.donated
+// DONATES: return
+module attributes {bwd.joined} {
+  func.func @backward(%exp: tensor<2xf32> {bwd.name = "saved.exp", bwd.role = "saved"}, %t: tensor<2xf32> {bwd.name = "tangent.a", bwd.role = "tangent"}) -> tensor<2xf32> {
+    %a = arith.mulf %exp, %t : tensor<2xf32>
+    return %a : tensor<2xf32>
+  }
 }
 
 // -----
