@@ -170,10 +170,11 @@ def test_threads(model: Deep, x: Tensor, step: CompiledBackward) -> None:
 def test_the_gradient_of_an_embedding_is_added_up_in_dead_residuals(copied: list[Arena]) -> None:
     """IREE fills it with zeros, which it may in memory that is imported for that."""
     case = MODELS["language_model"].build(batch=4, tokens=16, width=128, heads=2, layers=1, vocabulary=256)
-    expected = gradients(case.model, case.model(*case.args))
-    step = retrograd.compile_backward(case.model, case.args, **GIVEN)
+    model: Any = case.model
+    expected = gradients(model, model(*case.args))
+    step = retrograd.compile_backward(model, case.args, **GIVEN)
     for _ in range(3):
-        found = gradients(case.model, step(*case.args))
+        found = gradients(model, step(*case.args))
         assert all(torch.allclose(a, b, rtol=1e-3, atol=1e-6) for a, b in zip(found, expected, strict=True))
     program = step._parts.program
     (filled,) = program._current().function("backward_into").filled
