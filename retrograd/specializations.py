@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from retrograd.frontend.hooks.pack_hooks import HookPair
+from retrograd.frontend.python.argument_answers import Questions
 from retrograd.frontend.python.python_places import PythonValues
 from retrograd.frontend.python.source_locations import CaptureError
 from retrograd.frontend.python.user_lines import warn_user
@@ -56,15 +57,17 @@ def asking(
     Raises:
         OtherAnswersError: of the result, an answer is another one.
     """
-    state = len(captured.signature.params + captured.signature.buffers)
-    call, answers = captured.module.checked(call, state), captured.module.answers
-    if not answers:
+    module = captured.module
+    call = module.checked(call, captured.signature)
+    if not module.answers:
         return call
+    asked = module.asked(captured.signature)
+    questions = Questions(module.answers, len(module.examples or ()))
 
     def run(primals: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:
-        for answer in answers:
-            if not answer.holds(primals[state:]):
-                raise OtherAnswersError(f"the contents of the arguments decide otherwise: {answer}; compile again")
+        other = questions.find_other(asked(primals))
+        if other is not None:
+            raise OtherAnswersError(f"the contents of the arguments decide otherwise: {other}; compile again")
         return call(primals)
 
     return run

@@ -29,6 +29,7 @@ from retrograd.frontend.decompositions.convolutions.windows import refusing_writ
 from retrograd.frontend.decompositions.table import tracing_table
 from retrograd.frontend.doors.arguments import check_call, input_specs
 from retrograd.frontend.doors.capture_checks import (
+    check_counters,
     check_differentiable,
     check_gradients,
     check_memory_of_state,
@@ -145,7 +146,7 @@ def _capture(
     tensors = tuple(leaf for leaf in leaves if isinstance(leaf, torch.Tensor))
     tensors = tuple(t.detach().requires_grad_() if i in requiring else t for i, t in enumerate(tensors))
     leaves = _replaced(leaves, tensors)
-    flat.examples, flat.counts = tensors, counts
+    flat.keep_examples(tensors, counts)
     inputs = input_specs(*pytree.tree_unflatten(leaves, in_spec))
     flat.constants = {i.name: leaf for i, leaf in zip(inputs, leaves, strict=True) if i.type is None}
     check_differentiable(flat, tensors)
@@ -268,7 +269,7 @@ def _signature(
     metadata = joint._aot_state.fw_metadata
     is_tensor = [leaf is TENSOR for leaf in flat.out_leaves]
     mutated = tuple(i for i, info in enumerate(metadata.input_info) if info.mutates_data)
-    return Signature(
+    signature = Signature(
         params=_state_specs(joint.params_spec, dict(flat.named_parameters(remove_duplicate=False))),
         buffers=_state_specs(joint.buffers_spec, dict(flat.named_buffers(remove_duplicate=False))),
         inputs=inputs,
@@ -284,6 +285,8 @@ def _signature(
         indices=find_index_bounds(joint.graph_module.graph),
         kept=flat.kept.specs(),
     )
+    check_counters(flat, signature)
+    return signature
 
 
 def _autocast() -> dict[str, str]:

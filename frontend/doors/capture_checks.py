@@ -10,8 +10,10 @@ import torch
 from torch._functorch._aot_autograd.descriptors import GradAOTOutput
 from torch._functorch._aot_autograd.schemas import ViewAndMutationMeta
 
-from retrograd.frontend.doors.flat_module import FlatModule
-from retrograd.frontend.python.source_locations import TO_MODULE, CaptureError, shared_memory_error
+from retrograd.contract.signature import Signature
+from retrograd.frontend.doors.flat_module import FlatModule, state_name
+from retrograd.frontend.python.argument_answers import Answer
+from retrograd.frontend.python.source_locations import IN_PARTS, TO_MODULE, CaptureError, shared_memory_error
 
 
 def check_differentiable(flat: FlatModule, tensors: Sequence[torch.Tensor]) -> None:
@@ -54,6 +56,24 @@ def check_requiring(flat: FlatModule, tensors: Sequence[torch.Tensor]) -> None:
                 "the model has an argument require grad that is given to it a second time, as another argument or a "
                 "buffer",
                 "give a clone() of it",
+            )
+
+
+def check_counters(flat: FlatModule, signature: Signature) -> None:
+    """Refuse a model that goes by a number in a buffer that it writes to: a counter, which is another at each call. Of
+    truth values there are two."""
+    count, state = len(flat.examples or ()), (*signature.params, *signature.buffers)
+    written = {state[place].name for place in signature.mutated if place < len(state)}
+    names = [state_name(name) for name in flat.small_buffers]
+    for answer in flat.answers:
+        if not isinstance(answer, Answer) or isinstance(answer.value, bool):
+            continue
+        asked = {names[place - count] for place in answer.steps.arguments if place >= count}
+        if asked & written:
+            raise CaptureError(
+                f"the model goes by the number in its buffer {min(asked & written)}, and writes another to it, at "
+                f"{answer.place}",
+                f"index by the tensor: queue.index_copy(0, (start + torch.arange(n)) % len(queue), x); {IN_PARTS}",
             )
 
 

@@ -17,6 +17,7 @@ import torch
 from torch.fx import _symbolic_trace
 from torch.utils import _pytree as pytree
 
+from retrograd.contract.signature import Signature
 from retrograd.frontend.doors.kept_state import HOLDER, NOTHING_KEPT, Choice, KeptState, user_name
 from retrograd.frontend.doors.own_gradients import refuse_returned_leaves
 from retrograd.frontend.doors.reached_inputs import Reached, find_reached
@@ -24,6 +25,7 @@ from retrograd.frontend.doors.unregistered_objects import take_apart
 from retrograd.frontend.hooks.hook_calls import HookCalls
 from retrograd.frontend.hooks.pack_hooks import HookTracker
 from retrograd.frontend.python.argument_answers import Answer, Answers, ToldOfArgument, answering
+from retrograd.frontend.python.argument_functions import is_small
 from retrograd.frontend.python.drawn_arrays import without_arrays
 from retrograd.frontend.python.holders import MadeTensors
 from retrograd.frontend.python.kept_attributes import contained, is_read_again
@@ -101,6 +103,8 @@ class FlatModule(torch.nn.Module):
         self.checks: tuple[SanityCheck, ...] = ()
         # The tensors that are compiled for, whose contents answer what the model asks of its arguments.
         self.examples: tuple[torch.Tensor, ...] | None = None
+        # Its buffers of few numbers, of which it may ask the same, by name.
+        self.small_buffers: dict[str, torch.Tensor] = {}
         self.answers: tuple[Answer | ToldOfArgument, ...] = ()
         # The numbers of arguments that did not require grad until the model said so.
         self.requiring: set[int] = set()
@@ -164,22 +168,36 @@ class FlatModule(torch.nn.Module):
         return outputs
 
     def checked(
-        self, call: Callable[[Sequence[torch.Tensor]], Sequence[torch.Tensor]], state: int
+        self, call: Callable[[Sequence[torch.Tensor]], Sequence[torch.Tensor]], signature: Signature
     ) -> Callable[[Sequence[torch.Tensor]], Sequence[torch.Tensor]]:
-        """``call`` of the model's parameters and buffers, ``state`` tensors, and its arguments, behind the checks of
-        these that the model itself has. What fails one is given to the model in eager, which raises as it does."""
+        """``call`` of the model's parameters, buffers and arguments, behind the checks of these that the model itself
+        has. What fails one is given to the model in eager, which raises as it does."""
         checks = [check for check in self.checks if check.steps is not None]
         if not checks:
             return call
+        asked, state = self.asked(signature), len(signature.params + signature.buffers)
 
         def run(primals: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:
-            given = primals[state:]
+            given = asked(primals)
             if not all(check.holds(given) for check in checks):
-                outputs: Sequence[torch.Tensor] = self.run_in_eager(given)
+                outputs: Sequence[torch.Tensor] = self.run_in_eager(primals[state:])
                 return outputs
             return call(primals)
 
         return run
+
+    def keep_examples(self, tensors: tuple[torch.Tensor, ...], counts: bool) -> None:
+        """Keep the arguments that are compiled for, and the buffers of few numbers; and whether the model is known to
+        write to what it reads."""
+        self.examples, self.counts = tensors, counts
+        self.small_buffers = {name: b for name, b in self.named_buffers() if is_small(b) and not b.is_meta}
+
+    def asked(self, signature: Signature) -> Callable[[Sequence[torch.Tensor]], list[torch.Tensor]]:
+        """Return what gives, of a call's parameters, buffers and arguments, the tensors that may be asked of: the
+        arguments, then the buffers of few numbers."""
+        names = [state.name for state in (*signature.params, *signature.buffers)]
+        places = [names.index(state_name(name)) for name in self.small_buffers]
+        return lambda primals: [*primals[len(names) :], *(primals[place] for place in places)]
 
     def _trace(self, call: Callable[[], Any], tensors: Sequence[torch.Tensor]) -> Any:
         here = sys._getframe().f_code
@@ -316,8 +334,10 @@ class FlatModule(torch.nn.Module):
     def _watched(self, tensors: Sequence[torch.Tensor], owner: CodeType) -> Iterator[tuple[CheckRecorder, Answers]]:
         """While this is open, checks of the arguments pass, and questions about them are answered; the model is called
         by ``owner``."""
-        with CheckRecorder(tensors, owner) as recorder:
-            answers = Answers(recorder.functions, self.examples)
+        traced = dict(self.named_buffers())
+        with CheckRecorder((*tensors, *(traced[name] for name in self.small_buffers)), owner) as recorder:
+            examples = None if self.examples is None else (*self.examples, *self.small_buffers.values())
+            answers = Answers(recorder.functions, examples)
             with answering(answers):
                 yield recorder, answers
 

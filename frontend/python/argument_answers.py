@@ -1,24 +1,27 @@
 # Part of the retrograd project, under the Apache License v2.0 with LLVM Exceptions.
 # SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
 """Answers a model's questions about the contents of its arguments: ``if mask.all():``, ``n = int(lengths.max())``, or
-how many ``x[labels >= 0]`` are.
+how many ``x[labels >= 0]`` are; and of buffers of few numbers: ``if not self.started:``.
 
-A trace does not know what is in a tensor. Where it was computed from arguments alone, by functions that are cheap, the
-answer is the one for the arguments that are compiled for; before each call the same is asked of the arguments then, and
+A trace does not know what is in a tensor. Where it was computed from those alone, by functions that are cheap, the
+answer is the one for the tensors that are compiled for; before each call the same is asked of the tensors then, and
 another answer is another program. What depends on parameters is not answered.
 """
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from functools import partial
+from types import FrameType
 from typing import Any
 from unittest import mock
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 from torch._subclasses.functional_tensor import FunctionalTensor
 from torch.overrides import TorchFunctionMode
@@ -34,11 +37,12 @@ from retrograd.frontend.python.unique_values import unique, unique_consecutive
 _MOST_ANSWERS, _MOST_STEPS, _MOST_NUMBERS = 64, 64, 64
 _ALSO_NAMES = """
     __floordiv__ __radd__ __rmul__ __rtruediv__ __setitem__ __truediv__ __xor__ arange argmax argmin argsort
-    bitwise_xor broadcast_to cat ceil clamp clamp_max clamp_min concat count_nonzero cummax cumsum diff div
-    expand expand_as fill_ flip floor floor_divide full full_like index_select interpolate isin
-    logical_xor masked_fill masked_fill_ maximum minimum movedim narrow new_full new_ones new_zeros nonzero one_hot
-    ones ones_like pad permute prod remainder repeat round sort split stack swapaxes t to topk transpose tril triu
-    type unbind unflatten unique unique_consecutive where zero_ zeros zeros_like
+    bitwise_xor broadcast_to bucketize cat ceil chunk clamp clamp_max clamp_min concat count_nonzero cummax cumprod
+    cumsum diff div expand expand_as fill_ flip floor floor_divide fmod full full_like gather index_select interpolate
+    isin linspace logical_xor masked_fill masked_fill_ maximum meshgrid minimum movedim narrow new_full new_ones
+    new_zeros nonzero one_hot ones ones_like pad permute prod remainder repeat repeat_interleave roll round scatter
+    scatter_add searchsorted sort split stack swapaxes swapdims t take_along_dim tensor tensor_split tile to topk
+    transpose tril triu trunc type unbind unflatten unique unique_consecutive where zero_ zeros zeros_like
 """
 _NAMES = CHEAP | frozenset(_ALSO_NAMES.split())
 
@@ -75,6 +79,40 @@ class ToldOfArgument:
 
     def __str__(self) -> str:
         return f"the model asks an argument for {self.name}, which was {self.value}"
+
+
+class Questions:
+    """Asks what a program takes for granted, of ``count`` arguments and of buffers behind them. What depends on buffers
+    alone is asked where one of those holds other numbers than last time, which is cheaper to see."""
+
+    def __init__(self, answers: Sequence[Answer | ToldOfArgument], count: int) -> None:
+        self._of_buffers = [
+            answer
+            for answer in answers
+            if isinstance(answer, Answer)
+            and not answer.steps.constants
+            and min(answer.steps.arguments, default=0) >= count
+        ]
+        self._others = [a for a in answers if a not in self._of_buffers]
+        self._places = sorted({place for answer in self._of_buffers for place in answer.steps.arguments})
+        self._known: list[Tensor] = []
+
+    def find_other(self, given: Sequence[Tensor]) -> Answer | ToldOfArgument | None:
+        """The first whose answer is another one for these tensors."""
+        other = next((answer for answer in self._others if not answer.holds(given)), None)
+        if other is not None or not self._of_buffers:
+            return other
+        buffers = [given[place] for place in self._places]
+        if self._known and all(map(_is_equal, buffers, self._known)):
+            return None
+        other = next((answer for answer in self._of_buffers if not answer.holds(given)), None)
+        if other is None:
+            self._known = [buffer.detach().clone() for buffer in buffers]
+        return other
+
+
+def _is_equal(one: Tensor, other: Tensor) -> bool:
+    return one.device == other.device and one.dtype == other.dtype and torch.equal(one, other)
 
 
 @dataclass
@@ -131,7 +169,7 @@ class AskedArguments(TorchFunctionMode):
         kwargs = kwargs or {}
         if _OPEN.get() is None:
             return func(*args, **kwargs)
-        question = _QUESTIONS.get(func)
+        question = bool if func is Tensor.item and _asks_for_truth() else _QUESTIONS.get(func)
         answer = None if question is None or len(args) != 1 or kwargs else ask(args[0], question)
         if answer is not None:
             return answer
@@ -141,6 +179,14 @@ class AskedArguments(TorchFunctionMode):
         if settle is not None:
             args, kwargs = settle(args, kwargs)
         return func(*args, **kwargs)
+
+
+def _asks_for_truth() -> bool:
+    """Whether a tensor of the trace looks at its number for its truth value alone."""
+    frame: FrameType | None = sys._getframe(2)
+    while frame is not None and frame.f_code.co_name == "__torch_function__":
+        frame = frame.f_back
+    return frame is not None and frame.f_code is FunctionalTensor.__bool__.__code__
 
 
 def count(tensor: Tensor) -> int:
@@ -183,7 +229,9 @@ Call = tuple[Sequence[Any], Mapping[str, Any]]
 
 
 def _number(value: Any) -> Any:
-    """The number in a tensor, if it can be told."""
+    """The number in a tensor, if it can be told, and those in a tuple of them."""
+    if type(value) in (tuple, list):
+        return type(value)(map(_number, value))
     if not isinstance(value, Tensor) or value.dim():
         return value
     told = ask(value, _contents)
@@ -237,6 +285,12 @@ def _sum_for(repeated: Tensor, dim: int | None) -> Callable[[Tensor], int]:
     return lambda repeats: int(repeats.expand(length).sum())
 
 
+# What takes nothing but numbers behind its first argument.
+_SIZED = (
+    *(F.interpolate, F.pad, torch.reshape, torch.split, torch.tile),
+    *(Tensor.expand, Tensor.new_empty, Tensor.new_full, Tensor.new_ones, Tensor.new_zeros, Tensor.repeat),
+    *(Tensor.reshape, Tensor.split, Tensor.tile, Tensor.unflatten, Tensor.view),
+)
 # What gives tensors of a size that is an answer; None where it cannot be told.
 _MADE: dict[Callable[..., Any], Callable[..., Any]] = {
     torch.bincount: _bincount,
@@ -254,4 +308,6 @@ _SETTLED: dict[Callable[..., Any], Callable[[Sequence[Any], Mapping[str, Any]], 
     Tensor.__setitem__: _settle_slices,
     torch.repeat_interleave: _settle_repeats,
     Tensor.repeat_interleave: _settle_repeats,
+    **dict.fromkeys((torch.empty, torch.full, torch.ones, torch.rand, torch.randn, torch.zeros), _settle_numbers),
+    **dict.fromkeys(_SIZED, _settle_all_but_first),
 }

@@ -7,6 +7,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -41,7 +42,7 @@ class Noted:
     part: int | None = None
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Steps:
     """Functions, each with its positional arguments, those by name, and which of its results is meant (``None`` where
     it gives one); the last one gives the value."""
@@ -62,6 +63,27 @@ class Steps:
                 result = function(*pytree.tree_map(fill, args), **pytree.tree_map(fill, kwargs))
                 found.append(result if part is None else result[part])
         return found[-1]
+
+    @cached_property
+    def arguments(self) -> frozenset[int]:
+        """The numbers of the arguments that the value is computed from."""
+        leaves = pytree.tree_leaves([(args, kwargs) for _, args, kwargs, _ in self.steps])
+        return frozenset(leaf.place for leaf in leaves if isinstance(leaf, _Input))
+
+    @cached_property
+    def constants(self) -> tuple[Tensor, ...]:
+        """Tensors beside the arguments that the value is computed from."""
+        leaves = pytree.tree_leaves([(args, kwargs) for _, args, kwargs, _ in self.steps])
+        return tuple(leaf for leaf in leaves if isinstance(leaf, Tensor))
+
+
+# Tensors of more numbers are no sizes or flags that a model keeps.
+_MOST_KEPT = 64
+
+
+def is_small(tensor: Tensor) -> bool:
+    """Whether it has so few numbers that a model may keep a size or a flag in it."""
+    return tensor.numel() <= _MOST_KEPT
 
 
 _DATA = Tensor.data.__get__  # type: ignore[attr-defined]
@@ -117,6 +139,9 @@ class FunctionsOfArguments:
             _, version, origin = self._inputs[id(leaf)]
             return origin if version == leaf._version else _UNKNOWN
         _, noted = self._noted.get(id(leaf), (None, None))
+        if noted is None and type(leaf) is Tensor and is_small(leaf) and not leaf.requires_grad:
+            # No tensor of the trace: an attribute that is no buffer, say.
+            return leaf
         return noted if noted is not None and noted.version == leaf._version else _UNKNOWN
 
     def find(self, asked: Tensor, names: Collection[str], most: int) -> Steps | None:

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -55,8 +56,9 @@ def repeated(layer: nn.Linear, x: Tensor, y: Tensor) -> Tensor:
 
 
 def split_up(layer: nn.Linear, x: Tensor, y: Tensor) -> Tensor:
-    rows = layer(torch.cat([x, x, x]))[: int(y.sum())]
-    return torch.stack([part.sum(0) for part in rows.split(y.tolist())]).sin().sum()
+    rows = layer(x.repeat(y.max(), 1))[: int(y.sum())]  # type: ignore[call-overload]
+    ends = F.pad(torch.repeat_interleave(y, torch.tensor([1, 1, 1, 1])).cumsum(0), (1, 0))
+    return torch.stack([part.sum(0) for part in rows.split(ends.diff().tolist())]).sin().sum()
 
 
 def by_value(layer: nn.Linear, x: Tensor, y: Tensor) -> Tensor:
@@ -246,3 +248,68 @@ def test_sizes_given_as_tensors() -> None:
     step = retrograd.compile_backward(model, sample(0, [1, 2, 3, 1]), cache=False)
     given = sample(1, [1, 2, 3, 1])
     torch.testing.assert_close(gradients(model, step, *given), gradients(model, model, *given))
+
+
+class Padded(nn.Module):
+    """Pads by numbers in a buffer and in an attribute, and takes its scale from its first batch."""
+
+    started: Tensor
+    stride: Tensor
+    scale: Tensor
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(4, 4)
+        self.register_buffer("stride", torch.tensor(3))
+        self.register_buffer("started", torch.tensor(0.0))
+        self.register_buffer("scale", torch.zeros(()))
+        self.left = torch.tensor(1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        if not self.started:
+            with torch.no_grad():
+                self.scale.copy_(x.abs().max())
+                self.started.fill_(1)
+        widths: Any = self.left, self.stride - self.left
+        return F.pad(self.layer(x / self.scale), widths).cumsum(1).square().sum()
+
+
+def test_numbers_and_flags_in_buffers() -> None:
+    model, other = Padded(), Padded()
+    other.load_state_dict(model.state_dict())
+    step = retrograd.compile_backward(model, (torch.randn(2, 4),), cache=False)
+    for turn in range(4):
+        x = torch.randn(2, 4, generator=torch.Generator().manual_seed(turn))
+        if turn == 3:
+            # By a name that counts no writes.
+            for each in (model, other):
+                each.stride.data.fill_(5)
+        torch.testing.assert_close(gradients(model, step, x), gradients(other, other, x))
+        torch.testing.assert_close(model.state_dict(), other.state_dict())
+    reasons = step.explain().to_dict()["specializations"]
+    assert len(reasons) == 2, reasons
+
+
+class Queue(nn.Module):
+    """Writes where a number in a buffer says, and moves on."""
+
+    place: Tensor
+    rows: Tensor
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(4, 4)
+        self.register_buffer("place", torch.tensor([0]))
+        self.register_buffer("rows", torch.zeros(6, 4))
+
+    def forward(self, x: Tensor) -> Tensor:
+        place, y = int(self.place), self.layer(x)
+        loss = (y @ self.rows.clone().T).square().sum() + y.sum()
+        self.rows[place : place + 2] = y.detach()
+        self.place[0] = (place + 2) % 6
+        return loss  # type: ignore[no-any-return]
+
+
+def test_a_counter_in_a_buffer_is_refused() -> None:
+    with pytest.raises(retrograd.CaptureError, match="number in its buffer place, and writes another to it, at File"):
+        retrograd.compile_backward(Queue(), (torch.randn(2, 4),), cache=False)
