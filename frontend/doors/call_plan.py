@@ -27,7 +27,7 @@ class CallPlan:
     """``taken`` are the places of the function's arguments among the graph's. Of each result of the graph one is not
     ``None``: the place of the argument that it is (``through``), of the function's result (``computed``), an expression
     over sizes (``numbers``), whose places are in ``heads``, or else it is in ``constants``; ``strides`` are those to
-    restore."""
+    restore. ``on_host`` are the results that eager has on the CPU, and the function on its device."""
 
     taken: Sequence[int]
     through: Sequence[int | None]
@@ -36,10 +36,15 @@ class CallPlan:
     constants: Sequence[Any]
     strides: Sequence[Layout | None]
     heads: Mapping[str, int]
+    on_host: Sequence[int] = ()
 
     def caller(self, run: Callable[[Tensors], Tensors], more: Sequence[Callable[[Sequence[Any]], Any]]) -> Caller:
         """Makes the function that calls ``run`` so; ``more`` reads or draws what stands behind the graph's
         arguments."""
+        call = self._caller(run, more)
+        return _bringing_to_host(call, self.on_host) if self.on_host else call
+
+    def _caller(self, run: Callable[[Tensors], Tensors], more: Sequence[Callable[[Sequence[Any]], Any]]) -> Caller:
         taken, heads = self.taken, self.heads
         kept = sorted({place for place in self.through if place is not None})
         if not (kept or heads) and all(place is not None for place in self.computed):
@@ -65,6 +70,17 @@ class CallPlan:
             return out
 
         return call
+
+
+def _bringing_to_host(call: Caller, places: Sequence[int]) -> Caller:
+    def bring(tensors: list[Any]) -> list[Any]:
+        results = call(tensors)
+        for place in places:
+            if isinstance(results[place], torch.Tensor):
+                results[place] = results[place].cpu()
+        return results
+
+    return bring
 
 
 def _results_caller(

@@ -197,7 +197,19 @@ def _plan_call(
     # None where there is no gradient, or a size that the graph was specialized on.
     constants = [None if isinstance(node, torch.fx.Node) else node for node in nodes]
     strides = [_strides_of(node) if i < restride else None for i, node in enumerate(nodes)]
-    return CallPlan(taken, through, computed, numbers, constants, strides, heads), more
+    on_host = [
+        place
+        for place, node in enumerate(nodes)
+        if computed[place] is not None and function.device.type == "cuda" and _is_on_host(node)
+    ]
+    # What a forward saves stays where the backward reads it.
+    seen = [place for place in on_host if place < restride or not restride]
+    return CallPlan(taken, through, computed, numbers, constants, strides, heads, seen), more
+
+
+def _is_on_host(node: Any) -> bool:
+    value = node.meta.get("val") if isinstance(node, torch.fx.Node) else None
+    return isinstance(value, torch.Tensor) and value.device.type == "cpu"
 
 
 def _argument_places(
