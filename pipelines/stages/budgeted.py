@@ -35,7 +35,7 @@ from retrograd.pipelines.devices.targets import Target
 from retrograd.pipelines.infra.errors import CompileError
 from retrograd.pipelines.stages.lifetimes import shorten_lifetimes
 from retrograd.pipelines.stages.offloading import moved_bytes
-from retrograd.pipelines.stages.peaks import step_peak, unknown_scratch
+from retrograd.pipelines.stages.peaks import forward_alone, step_peak, unknown_scratch
 from retrograd.pipelines.stages.staged import (
     ExecutableStore,
     Finished,
@@ -111,6 +111,8 @@ class BudgetBuilder:
     defaults: dict[tuple[bool, bool], StagedModule] = field(default_factory=dict, compare=False)
     # Peaks of choices, by liveness.
     planned: dict[Key, int] = field(default_factory=dict, compare=False)
+    # What their forwards take, whatever they save.
+    forwards: dict[Key, int] = field(default_factory=dict, compare=False)
 
     def build(self, budget: int | float, eager_peak: int | None = None) -> Finished:
         """The cheapest of the curve's plans whose peak is at most ``budget``: bytes, or (float) a fraction of
@@ -131,17 +133,29 @@ class BudgetBuilder:
                 return built
             if peak is not None:
                 refused[choice.key] = peak
-        raise InfeasibleBudget(limit, self._find_least(refused), eager_peak)
+        least, key = self._find_least(refused)
+        raise InfeasibleBudget(limit, least, eager_peak, self._explain_least(least, self.forwards.get(key, 0), limit))
 
-    def _find_least(self, refused: Mapping[Key, int]) -> int:
-        """The least budget that can be kept, given the peaks of what was refused: more is tried with more, and may have
-        a lower one."""
-        least = enough = min(refused.values())
+    def _find_least(self, refused: Mapping[Key, int]) -> tuple[int, Key]:
+        """The least budget that can be kept, given the peaks of what was refused, and by what: more is tried with more,
+        and may have a lower one."""
+        key = min(refused, key=lambda one: refused[one])
+        least = enough = refused[key]
         for choice in self._choices(enough):
             peak = refused[choice.key] if choice.key in refused else self._weigh(choice, enough)[1]
             if peak is not None and peak < least:
-                least = peak
-        return least
+                least, key = peak, choice.key
+        return least, key
+
+    def _explain_least(self, least: int, forward: int, limit: int) -> str:
+        """Why no plan stays within ``limit`` bytes, where one half alone takes more, whatever is saved."""
+        # By liveness, which knows nothing of buffers in what is dead.
+        backward = min(self.curve.held, least)
+        if max(backward, forward) <= limit:
+            return ""
+        if forward > backward:
+            return f"whatever is saved, its forward takes {forward} bytes"
+        return f"whatever is saved, its backward holds {backward} bytes where it holds most"
 
     def _choices(self, limit: int) -> Iterator[Choice]:
         """Yield what to try, in order; of the curve's points those that may be within ``limit``, and the lowest in any
@@ -274,7 +288,9 @@ class BudgetBuilder:
         planned = self.planned[choice.key] = staged.planned_peak
         if self._is_hopeless(choice, planned, limit):
             return None, None
-        peak = step_peak(staged, self.scratch(staged, choice.target))
+        scratch = self.scratch(staged, choice.target)
+        peak = step_peak(staged, scratch)
+        self.forwards[choice.key] = forward_alone(staged, scratch)
         return (None, None) if self._is_hopeless(choice, planned, peak) else (staged, peak)
 
     def _stage_choice(self, choice: Choice) -> StagedModule:

@@ -42,6 +42,14 @@ def forward_peak(staged: StagedModule, scratch: Mapping[str, int]) -> int:
     return half_peak(FORWARD, _moving(staged), scratch, moved=moved_bytes(staged))
 
 
+def forward_alone(staged: StagedModule, scratch: Mapping[str, int]) -> int:
+    """Bytes that the forward takes in any case, what it saves apart: its other results, and its scratch memory; of one
+    in stages the most that one of these has of the latter."""
+    names = staged.plans[FORWARD].stages if FORWARD in staged.plans else (FORWARD,)
+    results = sum(port_bytes(r) for r in staged.function(FORWARD).results if r.role != SAVED)
+    return results + max((scratch.get(stage + INTO, 0) for stage in names), default=0)
+
+
 def _moving(staged: StagedModule) -> StagedModule:
     return replace(staged, plans={**staged.plans, **moving_plans(staged)})
 

@@ -99,6 +99,18 @@ def test_a_fraction_is_of_what_eager_takes(monkeypatch: pytest.MonkeyPatch) -> N
         build(0.5, 10)
 
 
+def test_what_no_plan_goes_below_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One half of the step alone takes more: the backward, or the forward."""
+    FakeIree(monkeypatch)
+    with pytest.raises(
+        InfeasibleBudget, match=r"; whatever is saved, its backward holds \d+ bytes where it holds most$"
+    ):
+        build(1)
+    monkeypatch.setattr(budgeted, "forward_alone", lambda *_: 2 * LESS)
+    with pytest.raises(InfeasibleBudget, match=f"; whatever is saved, its forward takes {2 * LESS} bytes$"):
+        build(1)
+
+
 def test_scratch_memory_counts(monkeypatch: pytest.MonkeyPatch) -> None:
     iree = FakeIree(monkeypatch, scratch=100, plain=100)
     build(LESS + 100)
@@ -304,6 +316,7 @@ class Guess:
 def test_more_memory_never_recomputes_more_and_less_never_takes_more(monkeypatch: pytest.MonkeyPatch) -> None:
     """However far off liveness is: what is tried does not hang on the budget, but on what it says and IREE lays out."""
     monkeypatch.setattr(budgeted, "step_peak", lambda staged, scratch: staged.peak)
+    monkeypatch.setattr(budgeted, "forward_alone", lambda *_: 0)
     executable = Executable(b"", (), {}, 0.0)
     monkeypatch.setattr(budgeted, "build_executable", lambda *_, **__: (executable, False))
     numbers = random.Random(0)

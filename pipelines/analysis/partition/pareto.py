@@ -13,12 +13,13 @@ from retrograd.pipelines.analysis.partition.partition_plan import PartitionPlan
 
 class InfeasibleBudget(RetrogradError, ValueError):
     """No plan stays within the budget. ``least`` is the smallest number of bytes that one stays within. ``eager`` are
-    those that a step takes in eager, where that is known."""
+    those that a step takes in eager, where that is known, and ``reason`` says what no plan goes below."""
 
-    def __init__(self, budget: int, least: int, eager: int | None = None) -> None:
+    def __init__(self, budget: int, least: int, eager: int | None = None, reason: str = "") -> None:
         beside = "" if eager is None else f", and a step in eager takes {eager}"
         feasible = f"the least feasible one is {least} bytes{beside}"
-        super().__init__(f"a memory budget of {budget} bytes is infeasible; {feasible}")
+        because = f"; {reason}" if reason else ""
+        super().__init__(f"a memory budget of {budget} bytes is infeasible; {feasible}{because}")
         self.budget = budget
         self.least = least
         self.eager = eager
