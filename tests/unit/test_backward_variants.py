@@ -51,6 +51,9 @@ def test_a_variant_is_a_backward_alone_that_takes_and_gives_less() -> None:
     assert [r.name for r in backward.results] == ["grad.x"]
     assert phases == ["drop tangents", "schedule"]
     assert "@forward" not in variant.texts["scheduled"]
+    assert "bwd.joined" not in variant.texts["scheduled"]
+    beside_joined = stage_variant(staged, {"tangents_2"}, Progress(), are_joined=True)
+    assert "bwd.joined" in beside_joined.source
     # What it was made of is as it was.
     assert [r.name for r in staged.function("backward").results] == ["grad.x", "grad.w"]
     (backward,) = stage_variant(staged, {"tangents_1"}, Progress()).functions

@@ -23,7 +23,7 @@ from retrograd.pipelines.devices.targets import CPU, Target
 from retrograd.pipelines.stages import budgeted
 from retrograd.pipelines.stages.budgeted import BudgetBuilder, thin_out
 from retrograd.pipelines.stages.interface import port_bytes
-from retrograd.pipelines.stages.peaks import step_peak
+from retrograd.pipelines.stages.peaks import forward_alone, step_peak
 from retrograd.pipelines.stages.staged import Progress, StagedModule
 from retrograd.pipelines.toolchain.executable import Executable
 from retrograd.runtime.reports.report import plot_curve
@@ -254,6 +254,8 @@ def test_peak_of_a_step(monkeypatch: pytest.MonkeyPatch) -> None:
     staged = builder.stage()
     assert step_peak(staged, {}) == ALL
     assert step_peak(staged, {"forward_into": 5000, "backward_into": 7}) == 3072 + 5000
+    # Without the two values that are saved.
+    assert forward_alone(staged, {"forward_into": 5000, "backward_into": 7}) == 1024 + 5000
 
 
 @pytest.mark.parametrize(
