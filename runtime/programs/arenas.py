@@ -54,7 +54,7 @@ def take_joined(arguments: list[Any], arenas: Iterable[Arena]) -> None:
     for arena in arenas:
         if not _is_joined(arguments, arena):
             _copy_joined(arguments, arena)
-        whole = torch.empty(0, dtype=torch.uint8)
+        whole = torch.empty(0, dtype=torch.uint8, device="cpu")
         first = arguments[arena.first]
         whole.set_(first.untyped_storage(), first.storage_offset() * first.element_size(), (arena.size,), (1,))
         arguments[arena.first] = whole
@@ -79,10 +79,10 @@ def _is_joined(arguments: list[Any], arena: Arena) -> bool:
 
 def _copy_joined(arguments: list[Any], arena: Arena) -> None:
     """Copy the members of an arena to a new one."""
-    storage = torch.empty(arena.size, dtype=torch.uint8).untyped_storage()
+    storage = torch.empty(arena.size, dtype=torch.uint8, device="cpu").untyped_storage()
     for number, offset in arena.members:
         given = arguments[number].detach()
-        place = torch.empty(0, dtype=given.dtype)
+        place = torch.empty(0, dtype=given.dtype, device="cpu")
         stride = torch.empty(given.shape, device="meta").stride()
         place.set_(storage, offset // given.element_size(), given.shape, stride)
         arguments[number] = place.copy_(given)
@@ -112,7 +112,8 @@ class ResultArena:
         """Put new tensors into the places of its members among a forward's results."""
         storage = self._allocate().untyped_storage()
         for dtype, forms in self._forms.items():
-            base = torch.empty(0, dtype=dtype).set_(storage, 0, (self._size // dtype.itemsize,), (1,))
+            base = torch.empty(0, dtype=dtype, device="cpu")
+            base.set_(storage, 0, (self._size // dtype.itemsize,), (1,))
             for place, shape, stride, offset in forms:
                 results[place] = _reinterpret(base, shape, stride, offset)
 

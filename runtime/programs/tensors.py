@@ -138,7 +138,7 @@ def _count_one_name() -> int:
     def count(storage: torch.UntypedStorage) -> int:
         return _count_names(storage)
 
-    made = torch.empty(1)
+    made = torch.empty(1, device="cpu")
     storage = made.untyped_storage()
     return count(storage)
 

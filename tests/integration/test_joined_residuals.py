@@ -155,6 +155,16 @@ def test_gradients_keep_little_more_than_themselves(model: Deep, x: Tensor, step
     assert all(torch.equal(p.grad, 2 * g) for p, g in zip(model.parameters(), once, strict=True) if p.grad is not None)
 
 
+@pytest.mark.parametrize("is_retained", [False, True])
+def test_a_default_device_of_the_users(model: Deep, x: Tensor, step: CompiledBackward, is_retained: bool) -> None:
+    """Joined, and as copies where the graph is retained."""
+    expected = gradients(model, LOSS(step(x)))
+    with torch.device("meta"):
+        loss = LOSS(step(x))
+        found = gradients(model, loss, retain_graph=is_retained)
+    assert all(map(torch.equal, found, expected))
+
+
 def test_threads(model: Deep, x: Tensor, step: CompiledBackward) -> None:
     expected = torch.autograd.grad(LOSS(step(x)), [*model.parameters()])
     found: list[tuple[Tensor, ...]] = []
