@@ -147,7 +147,8 @@ def answering(answers: Answers) -> Iterator[None]:
     token = _OPEN.set(answers)
     try:
         # A tensor of the trace looks into what it wraps, around the modes.
-        with mock.patch.object(FunctionalTensor, "tolist", _told(FunctionalTensor.tolist)):
+        told = _told(FunctionalTensor.tolist)
+        with mock.patch.object(FunctionalTensor, "tolist", told), mock.patch.object(torch, "cond", _cond(torch.cond)):
             yield
     finally:
         _OPEN.reset(token)
@@ -206,6 +207,18 @@ def _told(tolist: Callable[[FunctionalTensor], Any]) -> Callable[[FunctionalTens
     def told(tensor: FunctionalTensor) -> Any:
         answer = ask(tensor, _list)
         return tolist(tensor) if answer is None else answer
+
+    return told
+
+
+def _cond(cond: Callable[..., Any]) -> Callable[..., Any]:
+    """``torch.cond`` that takes one branch, where the answer is known."""
+
+    def told(pred: Any, true_fn: Callable[..., Any], false_fn: Callable[..., Any], operands: Any = ()) -> Any:
+        answer = ask(pred, bool) if isinstance(pred, Tensor) else bool(pred)
+        if answer is None:
+            return cond(pred, true_fn, false_fn, operands)
+        return (true_fn if answer else false_fn)(*operands)
 
     return told
 

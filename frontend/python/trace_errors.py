@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 import traceback
+from pathlib import Path
 
 from torch._subclasses.fake_tensor import FakeTensorMode
 
@@ -35,6 +36,8 @@ _DATA_DEPENDENT_REMEDY = (
     "use torch.where or masks instead, or compute the value outside the model and pass it as an argument; "
     "in place of x[i] by an i of no axis, write x[i[None]][0]"
 )
+# Where PyTorch has torch.cond, scan and the like.
+_CONTROL_FOLDER = "_higher_order_ops"
 # What to do about single ops.
 _REMEDIES = {
     "aten.bincount.default": "count with F.one_hot(x, n).sum(0), by a number n of classes",
@@ -62,6 +65,11 @@ def capture_error(error: Exception) -> CaptureError:
     kind = type(error).__name__
     if any(f.filename.startswith(NESTED_FOLDER) for f in frames):
         return CaptureError(f"a nested tensor is made, which no graph holds{where}", f"{_NESTED_REMEDY}; {IN_PARTS}")
+    if control := [Path(f.filename).stem for f in frames if Path(f.filename).parent.name == _CONTROL_FOLDER]:
+        return CaptureError(
+            f"PyTorch's {control[0]}, which is traced by torch.compile alone{where}",
+            f"compute both branches and choose with torch.where, or write a Python loop; {IN_PARTS}",
+        )
     if kind in _DATA_DEPENDENT:
         remedy = _REMEDIES.get(str(getattr(error, "func", "")), _DATA_DEPENDENT_REMEDY)
         return CaptureError(f"data-dependent {_DATA_DEPENDENT[kind]}{where}", f"{remedy}; {IN_PARTS}")

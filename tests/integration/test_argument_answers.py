@@ -45,6 +45,10 @@ def branching(layer: nn.Linear, x: Tensor, y: Tensor) -> Tensor:
     return (layer(x) * (y > 0)[:, None]).cos().sum()  # type: ignore[no-any-return]
 
 
+def by_cond(layer: nn.Linear, x: Tensor, y: Tensor) -> Tensor:
+    return torch.cond((y > 0).all(), lambda z: layer(z).sin(), lambda z: layer(z).cos(), (x,)).sum()  # type: ignore[no-any-return]
+
+
 def cut_short(layer: nn.Linear, x: Tensor, y: Tensor) -> Tensor:
     length = int(y.max())
     inside = torch.arange(y.max())[None] < y[:, None]  # type: ignore[call-overload]
@@ -117,6 +121,7 @@ ASKING: dict[str, Forward] = {
     for f in (
         labelled,
         branching,
+        by_cond,
         cut_short,
         repeated,
         split_up,
@@ -236,6 +241,14 @@ def test_what_is_not_answered(function: Forward) -> None:
     with pytest.raises(retrograd.CaptureError, match="data-dependent") as refused:
         retrograd.compile_backward(Model(function), sample(0, [1, 2, 3, 1]), cache=False)
     assert 'torch.compile(model, backend="retrograd")' in refused.value.remedy
+
+
+def test_branches_that_nothing_decides_are_named() -> None:
+    def by_parameters(layer: nn.Linear, x: Tensor, y: Tensor) -> Tensor:
+        return torch.cond(layer(x).sum() > 0, lambda z: layer(z).sin(), lambda z: layer(z).cos(), (x,)).sum()  # type: ignore[no-any-return]
+
+    with pytest.raises(retrograd.CaptureError, match=r"PyTorch.s cond, which is traced by torch\.compile alone"):
+        retrograd.compile_backward(Model(by_parameters), sample(0, [1, 2, 3, 1]), cache=False)
 
 
 def test_sizes_given_as_tensors() -> None:
