@@ -67,9 +67,11 @@ class Columns:
         trace, and a chunk that is used at once need not be in memory beside the others."""
         rank, depth = self.window.rank, x.shape[1]
         if self.by_tap:
-            views = (view.flatten(2) for view in tap_views(x, self.window, self.window.taps(), self.out))
+            views = iter(tap_views(x, self.window, self.window.taps(), self.out))
             while part := list(itertools.islice(views, self._taps())):
-                yield part[0] if len(part) == 1 else torch.cat(part, 1)
+                # Joined before positions are flattened: IREE then copies each tap once, and not to a tensor of its own
+                # first.
+                yield (part[0] if len(part) == 1 else torch.cat(part, 1)).flatten(2)
             return
         lead, sliced = self._lead(), (*self.out[: self.leading], *self.size[self.leading :])
         for view in tap_views(x, lead, lead.taps(), sliced) if self.leading else [x]:
