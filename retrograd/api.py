@@ -252,8 +252,9 @@ def options_of(mode: str | None, tensors: Sequence[torch.Tensor], options: Mappi
     return {}
 
 
-# Recurrent layers are taken, and hooks that are put on modules, or taken off, between two calls are seen.
-@captured_with(allow_rnn=True, skip_nnmodule_hook_guards=False)
+# Recurrent layers are taken, gradients that a function takes itself are part of its graph, and hooks that are put on
+# modules, or taken off, between two calls are seen.
+@captured_with(allow_rnn=True, skip_nnmodule_hook_guards=False, trace_autograd_ops=True)
 def dynamo_backend(
     graph_module: torch.fx.GraphModule,
     example_inputs: Sequence[torch.Tensor],

@@ -32,6 +32,7 @@ from retrograd.frontend.doors.call_plan import boxed
 from retrograd.frontend.doors.captured_graph import Captured
 from retrograd.frontend.doors.eager_peak import eager_peak_of_graph
 from retrograd.frontend.doors.graph_calls import CompiledFunction, graph_caller, size_values
+from retrograd.frontend.doors.inner_gradients import heeding_hooks
 from retrograd.frontend.doors.second_derivatives import SecondDerivatives
 from retrograd.frontend.hooks.pack_hooks import find_open_pair, guard_hooks, hidden_hooks, inlined_in
 from retrograd.frontend.islands.island_choice import draws_numbers
@@ -211,7 +212,7 @@ def _compile(
             _refuse_assigned_data(graph_module, error)
             raise
     compiled = taking_numbers(compiled, graph_module, example_inputs)
-    compiled = _left_to_eager(compiled, graph_module.forward)
+    compiled = heeding_hooks(_left_to_eager(compiled, graph_module.forward), graph_module)
     return compiled if pair is None else inlined_in(compiled)
 
 

@@ -9,11 +9,17 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
+from contextvars import ContextVar
 from typing import Any, TypeVar
 
 from torch._dynamo import config, convert_frame
+from torch._dynamo.variables import TensorVariable
 
 Backend = TypeVar("Backend", bound=Callable[..., Any])
+
+# Of the settings that hold for a backend's capture, whether gradients that a function takes are part of its graph, as
+# it is set for all backends.
+_takes_gradients: ContextVar[bool] = ContextVar("_takes_gradients")
 
 
 def captured_with(**settings: Any) -> Callable[[Backend], Backend]:
@@ -26,8 +32,12 @@ def captured_with(**settings: Any) -> Callable[[Backend], Backend]:
         def convert_for_backend(self: Any, *args: Any, skip: int = 0, **kwargs: Any) -> Any:
             if _innermost(self) is not backend:
                 return convert(self, *args, skip=skip + 1, **kwargs)
-            with config.patch(settings):
-                return convert(self, *args, skip=skip + 1, **kwargs)
+            token = _takes_gradients.set(config.trace_autograd_ops)
+            try:
+                with config.patch(settings):
+                    return convert(self, *args, skip=skip + 1, **kwargs)
+            finally:
+                _takes_gradients.reset(token)
 
         convert_frame.ConvertFrameAssert.__call__ = convert_for_backend  # type: ignore[method-assign]
         return backend
@@ -40,3 +50,19 @@ def _innermost(converter: Any) -> Any:
     while hasattr(converter, "_torchdynamo_orig_backend"):
         converter = converter._torchdynamo_orig_backend
     return getattr(converter, "compiler_fn", converter)
+
+
+def _leave_backward() -> None:
+    """Have ``loss.backward()`` in a function break its graph unless that is set for all backends: Dynamo would write
+    gradients to parameters without their hooks."""
+    trace = TensorVariable.method_backward
+
+    @functools.wraps(trace)
+    def trace_as_set(self: TensorVariable, tx: Any, *args: Any, **kwargs: Any) -> Any:
+        with config.patch(trace_autograd_ops=_takes_gradients.get(config.trace_autograd_ops)):
+            return trace(self, tx, *args, **kwargs)
+
+    TensorVariable.method_backward = trace_as_set  # type: ignore[method-assign]
+
+
+_leave_backward()

@@ -112,3 +112,38 @@ def test_only_frames_of_the_user_are_compiled_where_a_model_takes_a_gradient_its
         found = torch.autograd.grad(step(compiled, x), [*critic.parameters()])
     torch.testing.assert_close(found, torch.autograd.grad(_penalty(critic, x), [*critic.parameters()]))
     assert 0 < frames["total"] - before <= 10
+
+
+def test_gradient_inside_is_part_of_the_graph() -> None:
+    """A hook on an argument or parameter, put there later too, sees such a gradient as in eager."""
+    critic, x = _critic(), torch.randn(5, 3, requires_grad=True)
+    leaves = [*critic.parameters(), x]
+    compiled = torch.compile(lambda x: _penalty(critic, x), backend="retrograd", fullgraph=True)
+
+    def compare() -> None:
+        found, expected = compiled(x), _penalty(critic, x)
+        torch.testing.assert_close(found, expected)
+        torch.testing.assert_close(torch.autograd.grad(found, leaves), torch.autograd.grad(expected, leaves))
+
+    compare()
+    handle = x.register_hook(lambda grad: grad * 3)
+    compare()
+    handle.remove()
+    compare()
+
+
+def test_backward_inside_keeps_the_hooks_of_parameters() -> None:
+    critic, x = _critic(), torch.randn(5, 3)
+    seen: list[Tensor] = []
+    critic[0].weight.register_hook(lambda grad: grad * 2)
+    critic[0].weight.register_post_accumulate_grad_hook(lambda p: seen.append(p.grad.clone()))
+
+    def step(x: Tensor) -> Tensor:
+        loss = critic(x).square().mean()
+        loss.backward()
+        return loss.detach()
+
+    for run in (torch.compile(step, backend="retrograd"), step):
+        critic.zero_grad()
+        run(x)
+    torch.testing.assert_close(*seen)
