@@ -38,6 +38,7 @@ from retrograd.frontend.doors.capture_checks import (
 )
 from retrograd.frontend.doors.captured_graph import Captured
 from retrograd.frontend.doors.checkpoints import tagged_checkpoints
+from retrograd.frontend.doors.deferred_code import deferring_code
 from retrograd.frontend.doors.flat_module import TENSOR, FlatModule, state_name
 from retrograd.frontend.doors.kept_state import NOTHING_KEPT, Choice, OtherChoiceError
 from retrograd.frontend.doors.lasting_state import lasting_state
@@ -220,6 +221,7 @@ def _trace(stack: contextlib.ExitStack, flat: FlatModule, tensors: tuple[torch.T
             tagged_checkpoints(partial(noting_set, flat.model, flat.kept.set_in_blocks)),
             without_stacks_of_fakes(),
             lasting_state(flat, lambda: flat.backward.is_watching),
+            deferring_code(),
             contextlib.ExitStack() as ends,
         ):
             ends.callback(flat.end_backward)

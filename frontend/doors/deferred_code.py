@@ -8,10 +8,17 @@ of our graphs change many times before they are called, or are only read: a tent
 
 from __future__ import annotations
 
+from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
-from torch.fx._lazy_graph_module import _LazyGraphModule
+from torch.fx._lazy_graph_module import _LazyGraphModule, _use_lazy_graph_module
+
+
+def deferring_code() -> AbstractContextManager[None]:
+    """Have PyTorch make such modules of what it traces, as for Inductor; it writes the code of a joint graph four
+    times otherwise."""
+    return _use_lazy_graph_module(True)
 
 
 def make_graph_module(root: torch.nn.Module, graph: torch.fx.Graph) -> torch.fx.GraphModule:

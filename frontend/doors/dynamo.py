@@ -30,6 +30,7 @@ from retrograd.frontend.decompositions.table import tracing_table
 from retrograd.frontend.doors.absent_tangents import leave_out_updates
 from retrograd.frontend.doors.call_plan import boxed
 from retrograd.frontend.doors.captured_graph import Captured
+from retrograd.frontend.doors.deferred_code import deferring_code
 from retrograd.frontend.doors.eager_peak import eager_peak_of_graph
 from retrograd.frontend.doors.graph_calls import CompiledFunction, graph_caller, size_values
 from retrograd.frontend.doors.inner_gradients import heeding_hooks
@@ -205,7 +206,8 @@ def _compile(
     )
     # AOTAutograd's cache keeps what compilers return, and ours return calls of a program loaded in this process. It
     # would not see the options either; the executables have a cache of their own.
-    with derivatives.open(), portable_ops(), hidden_hooks(), torch._functorch.config.patch(enable_autograd_cache=False):
+    uncached = torch._functorch.config.patch(enable_autograd_cache=False)
+    with derivatives.open(), portable_ops(), hidden_hooks(), deferring_code(), uncached:
         try:
             compiled: Callable[..., Any] = compiler(graph_module, example_inputs)
         except AssertionError as error:

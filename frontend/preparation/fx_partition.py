@@ -27,7 +27,7 @@ from torch._logging._internal import trace_log
 from retrograd.frontend.doors.absent_tangents import UndefinedTangents, ZeroMaker, is_tangent
 from retrograd.frontend.doors.call_plan import Tensors, boxed
 from retrograd.frontend.doors.capture import CapturedGraph, capture_joint
-from retrograd.frontend.doors.deferred_code import recompile_when_called
+from retrograd.frontend.doors.deferred_code import deferring_code, recompile_when_called
 from retrograd.frontend.doors.graph_calls import (
     CompiledFunction,
     backward_caller,
@@ -114,7 +114,8 @@ def _wrap(
     record: BindingRecord | None = None,
 ) -> Callable[[Tensors], Tensors]:
     _leave_unread_logs_out(captured)
-    with hidden_hooks(), _flat_functions() as found, nullcontext() if record is None else record.open():
+    recording = nullcontext() if record is None else record.open()
+    with hidden_hooks(), deferring_code(), _flat_functions() as found, recording:
         wrapped = aot_compile_joint_with_descriptors(
             captured.joint, partition_fn=partition, fw_compiler=compile_forward, bw_compiler=compile_backward
         )

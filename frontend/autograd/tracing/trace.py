@@ -35,6 +35,7 @@ from retrograd.frontend.autograd.steps.shared_memory import Shared, find_merged
 from retrograd.frontend.autograd.tracing.aten_interpreter import AtenInterpreter
 from retrograd.frontend.decompositions.table import tracing_table
 from retrograd.frontend.doors.captured_graph import Captured
+from retrograd.frontend.doors.deferred_code import deferring_code
 from retrograd.frontend.doors.port_roles import RuntimeInput, describe_results
 from retrograd.frontend.preparation.prepare import Traced, prepare
 from retrograd.frontend.python.source_locations import CaptureError, without_stacks_of_fakes
@@ -206,7 +207,7 @@ def _trace_fixed(
         taken = [arguments[merged[n]].view(a.shape) if n in merged else a for n, a in enumerate(arguments)]
         return interpreter.trace(*_view_all(layouts, taken))
 
-    with torch.no_grad(), portable_ops(), mode:
+    with torch.no_grad(), portable_ops(), deferring_code(), mode:
         fake = [mode.from_tensor(t, static_shapes=True) for t in like]
         traced = make_fx(dispatch_functionalize(trace), tracing_table(), tracing_mode="fake")(*fake)
     return traced
@@ -222,7 +223,14 @@ def _trace_open(
     """The graph takes the open sizes after the inputs."""
     sizes = places.sizes
     shapes = dict(zip(places.skeleton.inputs, sizes.shapes, strict=True))
-    with torch.no_grad(), portable_ops(), sizes.mode, size_oblivious(), enable_python_dispatcher():
+    with (
+        torch.no_grad(),
+        portable_ops(),
+        deferring_code(),
+        sizes.mode,
+        size_oblivious(),
+        enable_python_dispatcher(),
+    ):
         fake = [sizes.like(t, shapes.get(number, tuple(t.shape))) for number, t in enumerate(inputs)]
         bases = [layouts[number].base(t) if number in layouts else t for number, t in enumerate(fake)]
         interpreter.declared = places.declare(interpreter.recorded)
