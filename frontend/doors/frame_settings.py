@@ -62,7 +62,7 @@ def _leave_backward() -> None:
         with config.patch(trace_autograd_ops=_takes_gradients.get(config.trace_autograd_ops)):
             return trace(self, tx, *args, **kwargs)
 
-    TensorVariable.method_backward = trace_as_set  # type: ignore[method-assign]
+    TensorVariable.method_backward = trace_as_set
 
 
 _leave_backward()

@@ -135,11 +135,17 @@ def test_gradient_inside_is_part_of_the_graph() -> None:
 def test_backward_inside_keeps_the_hooks_of_parameters() -> None:
     critic, x = _critic(), torch.randn(5, 3)
     seen: list[Tensor] = []
-    critic[0].weight.register_hook(lambda grad: grad * 2)
-    critic[0].weight.register_post_accumulate_grad_hook(lambda p: seen.append(p.grad.clone()))
+    weight = next(critic.parameters())
+
+    def see(parameter: Tensor) -> None:
+        assert parameter.grad is not None
+        seen.append(parameter.grad.clone())
+
+    weight.register_hook(lambda grad: grad * 2)
+    weight.register_post_accumulate_grad_hook(see)
 
     def step(x: Tensor) -> Tensor:
-        loss = critic(x).square().mean()
+        loss: Tensor = critic(x).square().mean()
         loss.backward()
         return loss.detach()
 
