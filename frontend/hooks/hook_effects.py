@@ -67,6 +67,22 @@ _NEVER_UNNAMED = frozenset(
         *("reduce", "reduce_ex", "getstate", "setstate", "getnewargs", "getnewargs_ex", "copy", "deepcopy"),
     )
 )
+# Functions that may write to an argument, which is not seen where it is given by its place.
+_WRITING = frozenset(
+    (
+        *(name for name, f in vars(torch.nn.functional).items() if "inplace" in getattr(f, "__annotations__", ())),
+        *(
+            "batch_norm",
+            "embedding",
+            "embedding_bag",
+            "instance_norm",
+            "native_batch_norm",
+            "threshold",
+            "celu",
+            "selu",
+        ),
+    )
+)
 # By these a tensor's contents become Python's.
 _TELLING = frozenset(("item", "tolist", "numpy", "save", "is_nonzero"))
 # By these what PyTorch does from then on is another; so it is by all that begin with "set_".
@@ -211,8 +227,11 @@ class _Code:
     def is_pure(self, code: CodeType) -> bool:
         """Whether code writes to nothing but its own variables, and calls functions that it names, and methods of
         tensors, by their names."""
-        # Both are among the names of a call's arguments.
-        if any("out" in names or "inplace" in names for names in code.co_consts if isinstance(names, tuple)):
+        # Both are among the names of a call's arguments, or keys of a dict of them.
+        constants = [name for c in code.co_consts for name in (c if isinstance(c, tuple) else (c,))]
+        if "out" in constants or "inplace" in constants:
+            return False
+        if self.has_written and not _WRITING.isdisjoint(code.co_names):
             return False
         steps = [*dis.get_instructions(code)]
         if not all(self._is_pure(code, steps, place) for place in range(len(steps))):
@@ -238,8 +257,13 @@ class _Code:
             return False
         if self.has_written and name == "BINARY_OP" and step.argrepr.endswith("="):
             return False
+        # A call with arguments by names that are not told here.
+        if self.has_written and name == "CALL_FUNCTION_EX" and (step.arg or 0) & 1:
+            return False
         # From Python 3.12 on methods are loaded as attributes are, with "NULL|self + " before their name in the text.
         is_method = name == "LOAD_METHOD" or (name == "LOAD_ATTR" and "NULL|self" in step.argrepr)
+        if name == "LOAD_ATTR" and not is_method and self.has_written and _is_in_place(step.argval):
+            return False
         return not is_method or self._is_fresh(step, steps[place - 1])
 
     def _is_fresh(self, method: dis.Instruction, before: dis.Instruction) -> bool:

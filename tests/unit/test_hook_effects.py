@@ -243,6 +243,7 @@ def writes_to_a_slice(gradient: Tensor) -> None:
         lambda g: g * 2,
         lambda g: torch.clamp(g, -1, 1),
         lambda g: F.relu(g).mul_(2),
+        lambda g: torch.clamp(g, *(-1, 1)) + BUFFER,
         lambda g: g * math.sqrt(2),
         lambda g: g.where(g.abs() < SCALE, torch.zeros_like(g)),
         lambda g: g / (g.norm() + 1e-6),
@@ -281,6 +282,11 @@ def test_hooks_that_compute(hook: Any) -> None:
         lambda g: torch.set_num_threads(1),
         lambda g: BUFFER.add_(g),
         lambda g: torch.add(g, 1, out=BUFFER),
+        lambda g: torch.add(g, 1, **{"out": BUFFER}),  # noqa: PIE804
+        lambda g: torch.add(g, 1, **{NAME: BUFFER}),
+        lambda g: F.relu(BUFFER, True),
+        lambda g: F.batch_norm(g, BUFFER, BUFFER, None, None, True),
+        lambda g: max([g], key=BUFFER.add_),
         lambda g: CALLED[0](g),
         lambda g: getattr(FOUND, "append")(g),  # noqa: B009
         by_another_name,
