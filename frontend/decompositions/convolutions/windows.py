@@ -142,14 +142,6 @@ def repeat(x: Tensor, dim: int, times: int) -> Tensor:
     return x.unsqueeze(x.dim() + dim + 1).expand(*lead, times, *tail).reshape(*lead[:-1], lead[-1] * times, *tail)
 
 
-def flat_positions(size: Sequence[int], device: torch.device) -> Tensor:
-    """``[*size]`` of i64: each element's index in the flattened plane."""
-    positions = torch.arange(size[0], device=device)
-    for length in size[1:]:
-        positions = positions.unsqueeze(-1) * length + torch.arange(length, device=device)
-    return positions
-
-
 def along(vector: Tensor, dim: int) -> Tensor:
     """A vector shaped to broadcast along ``dim`` (negative)."""
     return vector.reshape(-1, *[1] * (-dim - 1))
