@@ -89,6 +89,12 @@ def _find_kind(op: ir.Operation, sizes: Sequence[int], space: Space) -> Kind | N
     return "down" if not reduced[-1] and all(reduced[:-1]) and result == COLUMN else None
 
 
+def _sums_down(op: ir.Operation) -> bool:
+    """Whether an op adds rows up, the last of its loops being columns; what has no loops adds nothing up."""
+    reduced = is_reduced(op)
+    return bool(reduced) and reduced[0] and not reduced[-1]
+
+
 def _can_be_written(op: ir.Operation, kind: Kind) -> bool:
     block = op.regions[0].blocks[0]
     statements = Statements(names={argument: f"x{n}" for n, argument in enumerate(block.arguments)})
@@ -279,7 +285,7 @@ class Finder:
         found = {user for op, kind in group.kinds.items() if kind != "down" for user in self._users(op)}
         # Sums down columns of what is read in any case.
         read = {self._in_block(use.owner) for value in group.inputs for use in value.uses}
-        found |= {op for op in read if op.op.name == GENERIC and is_reduced(op.op)[0] and not is_reduced(op.op)[-1]}
+        found |= {op for op in read if op.op.name == GENERIC and _sums_down(op.op)}
         for user in sorted(found - group.kinds.keys(), key=lambda user: user.place):
             yield [user]
 

@@ -193,7 +193,8 @@ func.func @left(%x: tensor<1024x300xf32>, %long: tensor<64x9000xf32>, %u: tensor
 
 // -----
 
-// The gradient of a mean: what a row is multiplied with is one number, computed by an op without loops.
+// The gradient of a mean: what a row is multiplied with is one number, computed by an op without loops, and read by
+// another.
 
 #id = affine_map<(d0, d1) -> (d0, d1)>
 #row = affine_map<(d0, d1) -> (d0)>
@@ -203,7 +204,7 @@ func.func @left(%x: tensor<1024x300xf32>, %long: tensor<64x9000xf32>, %u: tensor
 // CHECK-LABEL: func.func @one_number(
 // CHECK: %[[ONE:.*]] = linalg.generic
 // CHECK: "flow.dispatch"({{.*}}%[[ONE]]
-func.func @one_number(%x: tensor<1024x300xf32>, %g: tensor<f32>) -> tensor<1024x300xf32> {
+func.func @one_number(%x: tensor<1024x300xf32>, %g: tensor<f32>) -> (tensor<1024x300xf32>, tensor<f32>) {
   %zero = arith.constant 0.0 : f32
   %count = arith.constant 1024.0 : f32
   %one = tensor.empty() : tensor<f32>
@@ -233,5 +234,10 @@ func.func @one_number(%x: tensor<1024x300xf32>, %g: tensor<f32>) -> tensor<1024x
     %1 = arith.subf %a, %b : f32
     linalg.yield %1 : f32
   } -> tensor<1024x300xf32>
-  return %z : tensor<1024x300xf32>
+  %m = linalg.generic {indexing_maps = [#none, #none], iterator_types = []} ins(%n : tensor<f32>) outs(%one : tensor<f32>) {
+  ^bb0(%a: f32, %o: f32):
+    %1 = arith.negf %a : f32
+    linalg.yield %1 : f32
+  } -> tensor<f32>
+  return %z, %m : tensor<1024x300xf32>, tensor<f32>
 }
