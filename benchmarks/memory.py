@@ -86,7 +86,8 @@ x 16 tokens, whose gradients are larger than their residuals, in `default`:
 | `gpt2` | 1.01 | 0.99 | 0.99 |
 
 Gradients are the same bits, and the processor's time of a step is that of before: 0.94 to 1.00 of it in the median of
-40 steps in turn, beside other work (`gpt2` 1.05 in one run, 1.00 in the next). The plan is found in 0.4 s for 0.2 of `gpt2`'s 14 s.
+40 steps in turn, beside other work (`gpt2` 1.05 in one run, 1.00 in the next). The plan is found in 0.4 s for 0.2 of
+`gpt2`'s 14 s.
 
 Not so: stages, between which each residual is freed; backwards that take two tangents or more, since a loss without one
 of these outputs has another backward, which would not find the residuals as it takes them (that of all outputs, beside
@@ -105,9 +106,9 @@ tries each plan in stages too, before more is computed again.
 Tried, and not done: stages for less, from 4 MiB on that are an eighth of the peak, which took the BERT, Llama and
 StarCoder2 to 1.07, 1.26 and 1.14, and 0.4 to 8% more of the processor's time in the fastest tenth of steps, 6.5 to 11%
 in the median (`free_early=True` to 0.99, 1.18 and 1.06, and 9 to 15% in the median; the BERT's kernels are the same
-ones in stages, where the time goes was not found). Memory laid out for kernels one at a time, as budgets have it: the ViT
-1.04 for 1.05, the Llama the same, for 2 to 30% more of the processor's time. Buffers that IREE fills or copies to in
-storage for results as well, each of which takes 13 us to import for that: the ResNet-18 1.12 for 1.13.
+ones in stages, where the time goes was not found). Memory laid out for kernels one at a time, as budgets have it: the
+ViT 1.04 for 1.05, the Llama the same, for 2 to 30% more of the processor's time. Buffers that IREE fills or copies to
+in storage for results as well, each of which takes 13 us to import for that: the ResNet-18 1.12 for 1.13.
 
 Which buffers lie in what is dead is found by four rules where the first leaves more than it has to, and where the first
 gradients of a backward would take the room of its fullest steps, they have storage of their own.
