@@ -240,6 +240,8 @@ class FlatModule(torch.nn.Module):
             self.requiring |= requiring.settle(tensors, self.examples, seen.asked)
         recorder, answers = of
         self.checks, self.answers = tuple(recorder.checks), (*answers.found, *self._told(seen.asked))
+        # An answer from an attribute that is replaced, or that the model sets, is another one.
+        self.read.extend(tensor for answer in answers.found for tensor in answer.steps.constants)
         kept = {(id(attribute.module), attribute.name) for attribute in self.kept.attributes}
         self._ran = seen, containment.changed | kept
         self.python = find_values(self.called, modules, *self._ran)

@@ -301,6 +301,28 @@ def test_numbers_and_flags_in_buffers() -> None:
         torch.testing.assert_close(model.state_dict(), other.state_dict())
     reasons = step.explain().to_dict()["specializations"]
     assert len(reasons) == 2, reasons
+    model.left = torch.tensor(2)
+    with pytest.raises(retrograd.ArgumentError, match=r"the tensor 'model.left', which the model reads, was replaced"):
+        step(torch.randn(2, 4))
+
+
+def test_a_flag_in_an_attribute_that_the_model_sets_itself() -> None:
+    class Warm(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer, self.is_warm = nn.Linear(4, 4), torch.tensor(False)
+
+        def forward(self, x: Tensor) -> Tensor:
+            y = self.layer(x)
+            result = y.sin() if self.is_warm else y.cos()
+            self.is_warm = torch.tensor(True)
+            return result.sum()  # type: ignore[no-any-return]
+
+    model, x = Warm(), torch.randn(2, 4)
+    expected = [gradients(model, model, x) for _ in range(2)]
+    model.is_warm = torch.tensor(False)
+    step = retrograd.compile_backward(model, (x,), cache=False)
+    torch.testing.assert_close([gradients(model, step, x) for _ in range(2)], expected)
 
 
 class Queue(nn.Module):
