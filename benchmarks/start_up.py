@@ -98,7 +98,12 @@ def open_kind(kind: str, model: Any, args: tuple[Any, ...], note: Callable[[str]
     import torch
 
     def step_of(call: Callable[..., Any]) -> Callable[[], None]:
-        return lambda: call(*args).backward()
+        def step() -> None:
+            # As a training does: a backward that adds to gradients is another one, which enable() captures anew.
+            model.zero_grad()
+            call(*args).backward()
+
+        return step
 
     if kind == "eager":
         note("imports")
@@ -116,6 +121,7 @@ def open_kind(kind: str, model: Any, args: tuple[Any, ...], note: Callable[[str]
         note("imports")
 
         def step() -> None:
+            model.zero_grad()
             with scope():
                 model(*args).backward()
 

@@ -69,6 +69,16 @@ def error_of(found: Tensor, expected: Tensor, floor: float = 0.0) -> float:
     return max(off.norm / max(size.norm, least), _OF_LARGEST * off.largest / max(size.largest, least))
 
 
+def norms_of_finite(found: Tensor, expected: Tensor) -> tuple[float, float] | None:
+    """The norm of the difference of two tensors of one shape, and that of ``expected``; None where an element, or the
+    sum of the squares, is not finite."""
+    off, size = _Sums(), _Sums()
+    for a, b in _pieces(found, expected):
+        if not (off.add(a - b) and size.add(b)):
+            return None
+    return (off.norm, size.norm) if math.isfinite(off.squares + size.squares) else None
+
+
 def norm_of(tensor: Tensor) -> float:
     """The norm, in float64."""
     size = _Sums()

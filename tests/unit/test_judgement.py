@@ -15,7 +15,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 
 from retrograd.frontend.preparation.graph_memory import available_bytes, peak_bytes
 from retrograd.frontend.verification import distances
-from retrograd.frontend.verification.distances import error_of, norm_of
+from retrograd.frontend.verification.distances import error_of, norm_of, norms_of_finite
 from retrograd.frontend.verification.judgement import (
     COARSE_SHAKES,
     SHAKES,
@@ -299,3 +299,8 @@ def test_distances_of_large_tensors_are_those_of_their_pieces(monkeypatch: pytes
     monkeypatch.undo()
     finite = torch.randn(1000)
     assert norm_of(finite) == pytest.approx(float(finite.double().norm()))
+    found = finite.clone()
+    found[3] += 2
+    assert norms_of_finite(found, finite) == pytest.approx((2, float(finite.double().norm())))
+    for number in (float("inf"), -float("inf"), float("nan"), 1e38):
+        assert (norms_of_finite(torch.full((3,), number), torch.full((3,), number)) is None) == (number != 1e38)

@@ -23,6 +23,7 @@ from retrograd.frontend.autograd.steps.float64_reference import (
 )
 from retrograd.frontend.autograd.steps.recorder import Recorder
 from retrograd.frontend.autograd.tracing.trace import TracedBackward
+from retrograd.frontend.verification.distances import norms_of_finite
 from retrograd.frontend.verification.rounding import find_tolerances
 
 _LOG = logging.getLogger("retrograd")
@@ -203,10 +204,12 @@ def _error(mine: torch.Tensor, eager: torch.Tensor, allowed: float) -> str | Non
     if not eager.dtype.is_floating_point:
         return None if torch.equal(mine, eager) else "differs from eager's"
     tolerance = max(_tolerance_of(eager.dtype), allowed)
-    wide, expected = mine.to(torch.float64), eager.to(torch.float64)
-    finite = expected.isfinite()
-    if not torch.equal(finite, wide.isfinite()):
-        return "is finite where eager's is not, or the other way round"
-    norm = expected[finite].norm().item()
-    off = (wide - expected)[finite].norm().item()
+    norms = norms_of_finite(mine, eager)
+    if norms is None:
+        wide, expected = mine.to(torch.float64), eager.to(torch.float64)
+        finite = expected.isfinite()
+        if not torch.equal(finite, wide.isfinite()):
+            return "is finite where eager's is not, or the other way round"
+        norms = (wide - expected)[finite].norm().item(), expected[finite].norm().item()
+    off, norm = norms
     return None if off <= tolerance * norm + _LEAST else f"is off by {off:.2g}, where eager's has norm {norm:.2g}"
