@@ -96,6 +96,9 @@ class SecondDerivatives(FunctionChange):
                 f"gradients of gradients of {self.name}: an argument was written to since; clone() it before"
             )
         assert self.eager is not None
+        # Under names of their own: of two arguments one may have been computed from the other, and hooks of theirs see
+        # what comes of this.
+        tensors = [t.view_as(t) if isinstance(t, torch.Tensor) and t.requires_grad else t for t in tensors]
         with contextlib.ExitStack() as stack:
             for device, dtype in autocast.items():
                 stack.enter_context(torch.autocast(device, dtype))

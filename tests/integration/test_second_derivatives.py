@@ -153,3 +153,18 @@ def test_backward_inside_keeps_the_hooks_of_parameters() -> None:
         critic.zero_grad()
         run(x)
     torch.testing.assert_close(*seen)
+
+
+def test_one_argument_is_computed_from_another() -> None:
+    """Of both arguments a gradient is what this function adds to it, and hooks see it once."""
+
+    def inner(run: Callable[..., Tensor]) -> tuple[Tensor, Tensor]:
+        w = torch.linspace(1, 2, 4, requires_grad=True)
+        w.register_hook(lambda grad: grad * 3)
+        first = torch.autograd.grad(run((w * 2).sin(), w), w, create_graph=True)[0]
+        return first, torch.autograd.grad(first.square().sum(), w)[0]
+
+    def product(h: Tensor, w: Tensor) -> Tensor:
+        return (h * w).sum()
+
+    torch.testing.assert_close(inner(torch.compile(product, backend="retrograd")), inner(product))
