@@ -17,6 +17,7 @@ from torch.nn import functional as F
 
 import retrograd
 from retrograd.fallback import EagerIslandWarning
+from retrograd.frontend.autograd.steps import history
 from retrograd.frontend.decompositions import table as decompositions
 from retrograd.frontend.python.source_locations import CaptureError
 
@@ -405,3 +406,31 @@ def test_views_that_go_by_the_number_of_rows() -> None:
 
     entries = train(Strided(), loss, [9, 13, 8, 11, 23], keep=1)
     assert count(entries) == 2, entries
+
+
+def test_ever_new_graphs_at_one_line_are_compiled_when_they_come_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A mixture of experts, say, that goes by which of them have rows: what comes once repays no compilation."""
+    monkeypatch.setattr(history, "MOST_GRAPHS", 2)
+    x = torch.randn(3, 4, requires_grad=True)
+
+    def step(depth: int) -> list[str]:
+        before, x.grad = len(retrograd.explain_recompiles()), None
+        loss = x * 1
+        for _ in range(depth):
+            loss = loss.sin()
+        with retrograd.enable():
+            loss.sum().backward()
+        expected = torch.ones_like(x)
+        inner = [x.detach()]
+        for _ in range(depth - 1):
+            inner.append(inner[-1].sin())
+        for value in reversed(inner if depth else []):
+            expected = expected * value.cos()
+        torch.testing.assert_close(x.grad, expected)
+        return [entry.outcome for entry in retrograd.explain_recompiles()[before:]]
+
+    assert [step(depth) for depth in (1, 2)] == [["compiled"], ["compiled"]]
+    # Neither ran again: the next is left, told once, and compiled when it comes a second time.
+    assert [step(depth) for depth in (3, 4, 3)] == [["runs eagerly"], [], ["compiled"]]
+    # What is used is no such thing.
+    assert [step(depth) for depth in (3, 3, 2, 5)] == [[], [], [], ["compiled"]]

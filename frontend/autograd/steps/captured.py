@@ -28,7 +28,7 @@ from retrograd.frontend.autograd.sizes.open_variants import trace_variant
 from retrograd.frontend.autograd.sizes.skeleton import read_skeleton
 from retrograd.frontend.autograd.sizes.structure import find_fixed, take_sample, translate_sample
 from retrograd.frontend.autograd.steps.guards import StepGuard
-from retrograd.frontend.autograd.steps.history import History
+from retrograd.frontend.autograd.steps.history import CHURN, History, Runs
 from retrograd.frontend.autograd.steps.known_variants import KnownVariants
 from retrograd.frontend.autograd.steps.python_side import FAILURES, Compiled
 from retrograd.frontend.autograd.steps.recompile_reasons import Situation, describe_situation, explain_difference
@@ -104,6 +104,8 @@ class CapturedBackward:
         self._engine_reason: str | None = None
         self._set_ups = 0
         self._given = GivenGradients()
+        # Whether it came before, and how often what was compiled of it has run.
+        self._was_met, self._runs = False, Runs()
         # What a rehearsal gave, where that is what the step gives.
         self._rehearsed: list[Any] | None = None
 
@@ -131,6 +133,7 @@ class CapturedBackward:
         if last is not None and last.direct is not None:
             is_like_it = self._is_like(last, (options, NO_SITES, inputs, sizes, numbers), run, lying=True)
             if is_like_it and (given := last.direct.run(inputs)) is not None:
+                self._runs.count += 1
                 return given
         frame = Frame(inputs, hooks, packed, scalars, lambda number: self._skeleton.slots[number].read(sizes))
         scalars = numbers
@@ -156,7 +159,7 @@ class CapturedBackward:
                 if self._engine_reason is not None:
                     self._known.refuse(key, self._engine_reason)
             waits = key in self._known if use is None else not use.is_done
-            if waits or not (use or self._known.has_room(frame)):
+            if waits or self._is_left(use) or not (use or self._known.has_room(frame)):
                 if run.can_restart:
                     raise RunsEagerly if self._engine_reason is None else NeedsEngine
                 run.was_eager = True
@@ -179,6 +182,14 @@ class CapturedBackward:
             given, self._rehearsed = self._rehearsed, None
             run.was_recorded = given is None
             return results if given is None else given
+
+    def _is_left(self, use: Use | None) -> bool:
+        """Whether nothing is to be compiled of a capture that is met for the first time; this is told once a line."""
+        is_first, self._was_met = not self._was_met, True
+        if use is not None or not is_first or not self._history.is_churning():
+            return False
+        self._history.add_reason("runs eagerly", CHURN)
+        return True
 
     def _is_like(self, use: Use, step: _Step, run: BackwardRun, lying: bool = False) -> bool:
         """Whether a step is as the one before, as its guard tells, and is to run so; with ``lying``, also whether its
@@ -217,6 +228,7 @@ class CapturedBackward:
     def _use(self, use: Use, frame: Frame, sizes: Sequence[int]) -> list[Any]:
         """The results of a step that is compiled; it ends in eager where a custom function, or a hook on a node,
         gives gradients that what is compiled has no place for."""
+        self._runs.count += 1
         scalars, hooks, packed = frame.scalars, frame.hooks, frame.packed
         try:
             results = use.run(frame)
@@ -288,6 +300,8 @@ class CapturedBackward:
     def _compile(self, recorder: Recorder, frame: Frame, key: StepKey) -> None:
         """Compile what was recorded: for all sizes that differ as they did so far, or else for these alone. What cannot
         be compiled runs eagerly, and the history says why."""
+        if not self._known.has_compiled:
+            self._history.note_graph(self._runs)
         self._known.note_compiled(key)
         make = partial(self._add, recorder=recorder, frame=frame, key=key)
         notes: list[str] = []

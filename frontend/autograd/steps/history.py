@@ -21,6 +21,12 @@ MOST_SITUATIONS = 64
 _BACKTRACE = "\nException raised from "
 # Of how many structures the sizes are remembered: of those that were met last.
 MOST_STRUCTURES = 256
+# Of how many graphs compiled at one line it is asked whether they ran again.
+MOST_GRAPHS = 8
+CHURN = (
+    "few of the backwards that were compiled last at this line ran again, as where a model goes by what its tensors "
+    "hold; one that is new there is compiled once it comes again"
+)
 
 
 @dataclass(frozen=True, repr=False)
@@ -53,6 +59,13 @@ class Recompiles(list[Recompile]):
 
 
 @dataclass
+class Runs:
+    """How often what was compiled of a capture has run."""
+
+    count: int = 0
+
+
+@dataclass
 class History:
     """All that was compiled or refused, also written to a log."""
 
@@ -65,6 +78,8 @@ class History:
     _structures: OrderedDict[Hashable, CompiledStructure] = field(default_factory=OrderedDict)
     # By what structures have in common that differ in where their numbers come from: the last sample, and its skeleton.
     _last: OrderedDict[Hashable, tuple[Sample, Skeleton]] = field(default_factory=OrderedDict)
+    # The captures that were compiled last at each line.
+    _graphs: dict[str, deque[Runs]] = field(default_factory=dict)
 
     def add(self, outcome: str, nodes: Sequence[str], reasons: Sequence[str]) -> None:
         """Add an entry."""
@@ -88,6 +103,15 @@ class History:
         if len(self._structures) > MOST_STRUCTURES:
             self._structures.popitem(last=False)
         return found
+
+    def note_graph(self, runs: Runs) -> None:
+        """Count a capture that is compiled at the line that runs."""
+        self._graphs.setdefault(find_user_line(), deque(maxlen=MOST_GRAPHS)).append(runs)
+
+    def is_churning(self) -> bool:
+        """Whether what was compiled at the line that runs hardly ran again: ever new graphs, each met once."""
+        graphs = self._graphs.get(find_user_line(), ())
+        return len(graphs) == MOST_GRAPHS and sum(runs.count for runs in graphs) < MOST_GRAPHS
 
     def drop(self, variant: Variant) -> None:
         """Have a variant used no more."""

@@ -38,6 +38,11 @@ class KnownVariants:
     def __contains__(self, key: StepKey) -> bool:
         return key in self._uses
 
+    @property
+    def has_compiled(self) -> bool:
+        """Whether something was compiled."""
+        return bool(self._compiled)
+
     def note_compiled(self, key: StepKey) -> None:
         """Count a key that something is compiled for."""
         self._compiled.add(key)
