@@ -432,5 +432,5 @@ def test_ever_new_graphs_at_one_line_are_compiled_when_they_come_again(monkeypat
     assert [step(depth) for depth in (1, 2)] == [["compiled"], ["compiled"]]
     # Neither ran again: the next is left, told once, and compiled when it comes a second time.
     assert [step(depth) for depth in (3, 4, 3)] == [["runs eagerly"], [], ["compiled"]]
-    # What is used is no such thing.
+    # What both are used of is no such thing.
     assert [step(depth) for depth in (3, 3, 2, 5)] == [[], [], [], ["compiled"]]

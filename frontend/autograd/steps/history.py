@@ -24,8 +24,8 @@ MOST_STRUCTURES = 256
 # Of how many graphs compiled at one line it is asked whether they ran again.
 MOST_GRAPHS = 8
 CHURN = (
-    "few of the backwards that were compiled last at this line ran again, as where a model goes by what its tensors "
-    "hold; one that is new there is compiled once it comes again"
+    "of the backwards that were compiled last at this line one at most ran again, as where a model goes by what its "
+    "tensors hold; one that is new there is compiled once it comes again"
 )
 
 
@@ -109,9 +109,9 @@ class History:
         self._graphs.setdefault(find_user_line(), deque(maxlen=MOST_GRAPHS)).append(runs)
 
     def is_churning(self) -> bool:
-        """Whether what was compiled at the line that runs hardly ran again: ever new graphs, each met once."""
+        """Whether of what was compiled last at the line that runs one graph at most ran again."""
         graphs = self._graphs.get(find_user_line(), ())
-        return len(graphs) == MOST_GRAPHS and sum(runs.count for runs in graphs) < MOST_GRAPHS
+        return len(graphs) == MOST_GRAPHS and sum(runs.count > 0 for runs in graphs) <= 1
 
     def drop(self, variant: Variant) -> None:
         """Have a variant used no more."""
