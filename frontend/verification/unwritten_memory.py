@@ -19,6 +19,8 @@ from retrograd.frontend.preparation.empty_tensors import gives_unwritten, leaves
 
 # Of a small tensor so many blocks are zeroed, of all that are zeroed so many bytes.
 _MOST_COPIES = 1024
+# How often an op is run at the most, until no fill is left of its results.
+_MORE_RUNS = 4
 _MOST_CLEARED = 1 << 22
 
 
@@ -101,11 +103,25 @@ class _ZerosInMemory(TorchDispatchMode):
             return func(*args, **kwargs)
         with filled_memory():
             filled = func(*args, **kwargs)
-        cleared = [
-            torch.zeros_like(t) for t in tree_leaves(filled) if isinstance(t, Tensor) for _ in range(_copies_of(t))
-        ]
-        del cleared
-        return tree_map(_clear_unwritten, func(*args, **kwargs), filled)
+        found = again = _run_in_zeros(lambda: func(*args, **kwargs), filled)
+        for _ in range(_MORE_RUNS):
+            found = tree_map(_clear_unwritten, found, filled, again)
+            if not any(_is_fill(t).any() for t in tree_leaves(found) if isinstance(t, Tensor) and _has_fill(t)):
+                break
+            # Computed so, or a block was given that is none of those zeroed, and held it: another one is asked for.
+            again = _run_in_zeros(lambda: func(*args, **kwargs), filled)
+        return found
+
+
+def _run_in_zeros(run: Callable[[], Any], like: Any) -> Any:
+    """The results of an op, like these, in memory that was zero when it was given back, most likely."""
+    cleared = [torch.zeros_like(t) for t in tree_leaves(like) if isinstance(t, Tensor) for _ in range(_copies_of(t))]
+    del cleared
+    return run()
+
+
+def _has_fill(tensor: Tensor) -> bool:
+    return tensor.dtype is not torch.bool
 
 
 def _copies_of(tensor: Tensor) -> int:
@@ -113,7 +129,7 @@ def _copies_of(tensor: Tensor) -> int:
     return max(1, min(_MOST_COPIES, _MOST_CLEARED // max(1, tensor.nbytes)))
 
 
-def _clear_unwritten(value: Any, filled: Any) -> Any:
-    if not isinstance(value, Tensor) or value.dtype is torch.bool:
+def _clear_unwritten(value: Any, filled: Any, again: Any) -> Any:
+    if not isinstance(value, Tensor) or not _has_fill(value):
         return value
-    return value.masked_fill(_is_fill(filled) & ~_is_fill(value), 0)
+    return value.masked_fill(_is_fill(filled) & ~_is_fill(again), 0)
