@@ -197,19 +197,20 @@ def _plan_call(
     # None where there is no gradient, or a size that the graph was specialized on.
     constants = [None if isinstance(node, torch.fx.Node) else node for node in nodes]
     strides = [_strides_of(node) if i < restride else None for i, node in enumerate(nodes)]
-    on_host = [
-        place
-        for place, node in enumerate(nodes)
-        if computed[place] is not None and function.device.type == "cuda" and _is_on_host(node)
-    ]
     # What a forward saves stays where the backward reads it.
-    seen = [place for place in on_host if place < restride or not restride]
-    return CallPlan(taken, through, computed, numbers, constants, strides, heads, seen), more
+    seen = range(min(restride or len(nodes), len(nodes))) if function.device.type == "cuda" else ()
+    on_host = [place for place in seen if computed[place] is not None and _is_on_host(nodes[place])]
+    return CallPlan(taken, through, computed, numbers, constants, strides, heads, on_host), more
 
 
 def _is_on_host(node: Any) -> bool:
-    value = node.meta.get("val") if isinstance(node, torch.fx.Node) else None
+    value = _value_of(node)
     return isinstance(value, torch.Tensor) and value.device.type == "cpu"
+
+
+def _value_of(node: Any) -> Any:
+    """Returns the value of a result of a graph in the trace; None where no node gives it."""
+    return node.meta.get("val") if isinstance(node, torch.fx.Node) else None
 
 
 def _argument_places(
@@ -238,7 +239,7 @@ def size_values(graph_module: torch.fx.GraphModule) -> dict[str, torch.SymInt]:
 
 def _number_expression(node: Any, sizes: Mapping[str, torch.SymInt]) -> Any:
     """A result that is a number of sizes, as an expression over the names of their nodes."""
-    value = node.meta.get("val") if isinstance(node, torch.fx.Node) else None
+    value = _value_of(node)
     if not isinstance(value, torch.SymInt):
         return None
     return to_expression(value.node.expr, {size.node.expr: name for name, size in sizes.items()})
@@ -250,7 +251,7 @@ def _read_size(argument: int, axis: int, tensors: Sequence[torch.Tensor]) -> int
 
 def _strides_of(node: Any) -> Layout | None:
     """The layout to restore, where it is not what a compiled function gives."""
-    value = node.meta.get("val") if isinstance(node, torch.fx.Node) else None
+    value = _value_of(node)
     if not isinstance(value, torch.Tensor) or is_contiguous(value):
         return None
     strides = result_strides(value)

@@ -7,6 +7,7 @@ from __future__ import annotations
 import contextlib
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -19,9 +20,9 @@ from retrograd.frontend.preparation.empty_tensors import gives_unwritten, leaves
 
 # Of a small tensor so many blocks are zeroed, of all that are zeroed so many bytes.
 _MOST_COPIES = 1024
-# How often an op is run at the most, until no fill is left of its results.
-_MORE_RUNS = 4
 _MOST_CLEARED = 1 << 22
+# How often an op is run again at the most, until no fill is left of its results.
+_MORE_RUNS = 3
 
 
 def find_unset(run: Callable[[], Sequence[Any]], eager: Sequence[Any]) -> list[Tensor | None]:
@@ -43,14 +44,16 @@ def find_unset(run: Callable[[], Sequence[Any]], eager: Sequence[Any]) -> list[T
 
 
 def _find_filled(value: Any, eager: Any) -> Tensor | None:
-    if not isinstance(value, Tensor) or not isinstance(eager, Tensor) or value.dtype is torch.bool:
+    if not isinstance(value, Tensor) or not isinstance(eager, Tensor):
         return None
     mask = _is_fill(value)
     return mask if mask.any() else None
 
 
 def _is_fill(value: Tensor) -> Tensor:
-    """Where a tensor holds what memory is filled with."""
+    """Where a tensor holds what memory is filled with; truth values have nothing that tells."""
+    if value.dtype is torch.bool:
+        return torch.zeros_like(value)
     if value.is_floating_point() or value.is_complex():
         return value.isnan()
     return value == torch.iinfo(value.dtype).max
@@ -103,13 +106,14 @@ class _ZerosInMemory(TorchDispatchMode):
             return func(*args, **kwargs)
         with filled_memory():
             filled = func(*args, **kwargs)
-        found = again = _run_in_zeros(lambda: func(*args, **kwargs), filled)
+        run = partial(_run_in_zeros, lambda: func(*args, **kwargs), filled)
+        found = run()
+        found = tree_map(_clear_unwritten, found, filled, found)
         for _ in range(_MORE_RUNS):
-            found = tree_map(_clear_unwritten, found, filled, again)
-            if not any(_is_fill(t).any() for t in tree_leaves(found) if isinstance(t, Tensor) and _has_fill(t)):
+            if not any(_is_fill(t).any() for t in tree_leaves(found) if isinstance(t, Tensor)):
                 break
             # Computed so, or a block was given that is none of those zeroed, and held it: another one is asked for.
-            again = _run_in_zeros(lambda: func(*args, **kwargs), filled)
+            found = tree_map(_clear_unwritten, found, filled, run())
         return found
 
 
@@ -120,16 +124,12 @@ def _run_in_zeros(run: Callable[[], Any], like: Any) -> Any:
     return run()
 
 
-def _has_fill(tensor: Tensor) -> bool:
-    return tensor.dtype is not torch.bool
-
-
 def _copies_of(tensor: Tensor) -> int:
     """How many blocks of memory of a tensor's size are zeroed, so that the next one is of these."""
     return max(1, min(_MOST_COPIES, _MOST_CLEARED // max(1, tensor.nbytes)))
 
 
 def _clear_unwritten(value: Any, filled: Any, again: Any) -> Any:
-    if not isinstance(value, Tensor) or not _has_fill(value):
+    if not isinstance(value, Tensor):
         return value
     return value.masked_fill(_is_fill(filled) & ~_is_fill(again), 0)
