@@ -125,7 +125,7 @@ bench: $(STAMP) ## time the backward passes beside PyTorch's own
 	$(BIN)/python benchmarks/cpu_steps.py
 	$(BIN)/python benchmarks/hooks.py
 
-bench-gpu: $(STAMP) ## time forward and backward on a CUDA device: docs/gpu.md, at real sizes docs/gpu-steps.md, kernels docs/gpu-kernels.md
+bench-gpu: $(STAMP) ## time forward and backward on a CUDA device: docs/gpu-small.md, at real sizes docs/gpu-steps.md, kernels docs/gpu-kernels.md
 	$(BIN)/python benchmarks/gpu.py --write $(ARGS)
 	$(BIN)/python benchmarks/gpu_steps.py --write
 	$(BIN)/python benchmarks/kernels.py --write --tiles

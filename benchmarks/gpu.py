@@ -42,7 +42,7 @@ from suite import SUITE
 
 from retrograd.runtime.reports.report import format_bytes
 
-DOCUMENT = Path(__file__).parents[1] / "docs" / "gpu.md"
+DOCUMENT = Path(__file__).parents[1] / "docs" / "gpu-small.md"
 CACHES = ("RETROGRAD_CACHE_DIR", "TORCHINDUCTOR_CACHE_DIR")
 COLUMNS = (
     "model",
@@ -146,7 +146,7 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument(
         "--from", nargs="+", type=Path, dest="rows_from", metavar="FILE", help="measure nothing: show what --json wrote"
     )
-    parser.add_argument("--write", action="store_true", help="write the table to docs/gpu.md")
+    parser.add_argument("--write", action="store_true", help="write the table to docs/gpu-small.md")
     return parser.parse_args(arguments)
 
 
@@ -213,7 +213,7 @@ def table(rows: Sequence[GpuRow], facts: dict[str, str]) -> Table:
 def document(rows: Sequence[GpuRow], facts: dict[str, str]) -> list[str]:
     """The page that ``--write`` writes, in Markdown, by line."""
     depends = dict(facts)
-    lines = heading_of(f"On a GPU: {facts['device']}", depends.pop("command").splitlines(), EXPLANATION)
+    lines = heading_of(f"Small models on a GPU: {facts['device']}", depends.pop("command").splitlines(), EXPLANATION)
     lines += markdown_table(COLUMNS, 3, map(cells, rows))
     notes = [f"- {row.model}, {row.precision}, {row.engine}: {row.note}" for row in rows if row.note]
     lines += ["", *notes, ""] if notes else [""]

@@ -48,8 +48,6 @@ Kernel times, by `torch.profiler`, of a product and of all that prepares its ope
 TF32 off) in the same process; errors relative to the norm, from float64. *predicted* is what `tiles.py` estimates and
 the bytes of the preparation take; *measured tiles* is ours with `tiles="measure"`, by how much less it takes.
 """
-NOTES = "## "
-"""What is written by hand begins with this, and stays."""
 
 
 @dataclass(frozen=True)
@@ -111,13 +109,6 @@ def product_cells(row: ProductRow) -> list[str]:
     return [row.name, *figures, f"{row.library / row.ours:.2f}", f"{row.library_error:.1e}", f"{row.error:.1e}", tiled]
 
 
-def read_notes(page: Path) -> list[str]:
-    """What is written by hand at the end of a page."""
-    lines = page.read_text(encoding="utf-8").splitlines() if page.exists() else []
-    first = next((number for number, line in enumerate(lines) if line.startswith(NOTES)), len(lines))
-    return ["", *lines[first:]] if lines[first:] else []
-
-
 def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description="Time kernels of our own on a CUDA device.")
     parser.add_argument("--repeats", type=positive, default=11, help="calls timed")
@@ -142,7 +133,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if options.json is not None:
         save_json(options.json, products, facts)
     if options.write:
-        write_page(DOCUMENT, [*document(products, facts), *read_notes(DOCUMENT)])
+        write_page(DOCUMENT, document(products, facts))
     return 0
 
 

@@ -19,6 +19,8 @@ import torch
 from rich.console import Console
 
 PACKAGES = ("retrograd", "torch", "torch-mlir", "iree-base-compiler", "iree-base-runtime")
+BY_HAND = "<!-- By hand from here on: a benchmark's --write leaves it. -->"
+"""The line of a page behind which nothing is generated."""
 
 
 class Progress:
@@ -141,6 +143,8 @@ def steps_page(
 
 
 def write_page(path: Path, lines: Sequence[str]) -> None:
-    """Write a page of the docs."""
+    """Write a page of the docs; what stands by hand at its end, from the line ``BY_HAND`` on, stays."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text("\n".join(lines) + "\n", encoding="utf-8")
+    written = path.read_text(encoding="utf-8").splitlines() if path.exists() else []
+    by_hand = ["", *written[written.index(BY_HAND) :]] if BY_HAND in written else []
+    path.write_text("\n".join([*lines, *by_hand]) + "\n", encoding="utf-8")

@@ -15,6 +15,7 @@ import torch
 from measure_gpu import ENGINES, Job, Runner, difference, gradients, measure
 from models import MODELS, Case
 from models.precision import PRECISIONS, Precision, convert
+from page import BY_HAND
 
 CPU = ["--device", "cpu", "--models", "mlp", "--size", "test", "--repeats", "2"]
 
@@ -80,10 +81,11 @@ def test_command_writes_json_and_document(tmp_path: Path, monkeypatch: pytest.Mo
     document = (tmp_path / "gpu.md").read_text(encoding="utf-8")
     assert f"python benchmarks/gpu.py {' '.join(arguments)}" in document
     assert "| mlp | bf16 | retrograd |" in document and "failed: RuntimeError: no compiler" in document
-    # The same page from what was kept of the run.
-    (tmp_path / "gpu.md").unlink()
+    # The same page from what was kept of the run, and with it what stands there by hand.
+    notes = f"\n{BY_HAND}\n\n## Limits\n"
+    (tmp_path / "gpu.md").write_text(f"# Old\n{notes}", encoding="utf-8")
     assert gpu.main(["--from", str(tmp_path / "figures.json"), "--write"]) == 0
-    assert (tmp_path / "gpu.md").read_text(encoding="utf-8") == document
+    assert (tmp_path / "gpu.md").read_text(encoding="utf-8") == document + notes
 
 
 def test_runs_on_different_devices_make_no_common_table(tmp_path: Path) -> None:
