@@ -63,7 +63,7 @@ def test_the_page_has_every_decision_once() -> None:
         Row("net", "retrograd", "budget", 0.5, 50, 300, 11, 2e-3, 0.1),
     ]
     lines = partition_comparison.document(made, [Scale("all", 10, None, 1.0, 0.9)], 48, {"torch": "2"}, ["--write"])
-    assert "Of 2 decisions, retrograd saves more for 1." in lines
+    assert "Of 2 decisions, retrograd saves more for 1. The median ratio is 0.96." in lines
     assert "| net | `min-cut` | - | 7 | 100 | 90 | 0.90 |" in lines
     assert "| net | `budget` | 0.8 | 9 | 80 | 81 | 1.01 |" in lines
     assert sum(line.startswith("| net | torch") for line in lines) == 3
