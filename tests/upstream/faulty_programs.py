@@ -226,3 +226,19 @@ func.func @main(%x: !torch.vtensor<[2],f32>, %y: !torch.vtensor<[2],f32>) -> !to
 }
 """
 """A quotient that is rounded once, down, in PyTorch."""
+
+HALF_NUMBER = """
+#id = affine_map<(i) -> (i)>
+func.func @main(%x: tensor<4xbf16>) -> tensor<4xbf16> {
+  %zero = arith.constant -0.000000e+00 : bf16
+  %hidden = util.optimization_barrier %zero : bf16
+  %e = tensor.empty() : tensor<4xbf16>
+  %r = linalg.generic {indexing_maps = [#id, #id], iterator_types = ["parallel"]}
+      ins(%x : tensor<4xbf16>) outs(%e : tensor<4xbf16>) {
+  ^bb0(%a: bf16, %c: bf16):
+    %s = arith.addf %a, %hidden : bf16
+    linalg.yield %s : bf16
+  } -> tensor<4xbf16>
+  return %r : tensor<4xbf16>
+}
+"""

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from faulty_programs import NUMBERED, ONE_WINDOW, OUTER, SUM_OF_ROWS, TURNED, WEIGHTED_SUM
+from faulty_programs import HALF_NUMBER, NUMBERED, ONE_WINDOW, OUTER, SUM_OF_ROWS, TURNED, WEIGHTED_SUM
 from iree_tools import RUN_MODULE
 from numpy.typing import NDArray
 
@@ -138,6 +138,13 @@ def test_one_result_of_two_that_is_turned_round_does_not_compile(
     with pytest.raises(subprocess.CalledProcessError):
         compile_stock(tmp_path, TURNED, *CPU.flags)
     assert "expected number of yield values (2)" in capfd.readouterr().err
+
+
+def test_a_number_of_bfloat16_on_the_host_does_not_compile(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    """On any device: ``hide_zero`` of ``transforms/helpers/barriers.py`` takes an integer of the same bits."""
+    with pytest.raises(subprocess.CalledProcessError):
+        compile_stock(tmp_path, HALF_NUMBER, *CPU.flags)
+    assert "failed to legalize operation 'arith.constant'" in capfd.readouterr().err
 
 
 def test_elementwise_kernels_for_cuda_have_workgroups_of_one_warp(tmp_path: Path) -> None:

@@ -21,6 +21,23 @@ def add_barrier(value: ir.Value, make: Maker) -> ir.Value:
     return make.value(BARRIER, [value], value.type)
 
 
+def hide_zero(element: ir.Type, make: Maker) -> ir.Value:
+    """A zero that changes no number of type ``element`` to which it is added, behind a barrier: of a float the negative
+    one. Of 16 bits it is an integer of the same bits, since IREE's programs for the host hold no such float; the loop
+    that takes it reads it by ``read_zero``."""
+    if isinstance(element, ir.IntegerType):
+        return add_barrier(make.constant(ir.IntegerAttr.get(element, 0)), make)
+    if isinstance(element, (ir.BF16Type, ir.F16Type)):
+        bits = ir.IntegerType.get_signless(16)
+        return add_barrier(make.constant(ir.IntegerAttr.get(bits, -(1 << 15))), make)
+    return add_barrier(make.constant(ir.FloatAttr.get(element, -0.0, loc=make.location)), make)
+
+
+def read_zero(zero: ir.Value, element: ir.Type, make: Maker) -> ir.Value:
+    """What ``hide_zero`` gave, as a number of type ``element``."""
+    return zero if zero.type == element else make.value("arith.bitcast", [zero], element)
+
+
 def hide_from_fusion(value: ir.Value, op: ir.Operation) -> ir.Value:
     """``value`` for ``op``, without IREE's looking at what it is until kernels are formed."""
     return Maker.before(op).value(_FUSION_BARRIER, [value], value.type)

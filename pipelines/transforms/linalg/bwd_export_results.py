@@ -16,7 +16,7 @@ from retrograd.pipelines.analysis.partition.read_graph import attribute_dicts, f
 from retrograd.pipelines.infra.functions import find_function, functions
 from retrograd.pipelines.infra.passes import ModulePass, PassFailure
 from retrograd.pipelines.stages.stage_plan import PLAN_ATTRIBUTE, read_island_plans, read_plan
-from retrograd.pipelines.transforms.helpers.barriers import add_barrier
+from retrograd.pipelines.transforms.helpers.barriers import hide_zero, read_zero
 from retrograd.pipelines.transforms.helpers.fills import SCATTER, TENSOR, create_fill, read_number
 from retrograd.pipelines.transforms.helpers.folding import create_generic
 from retrograd.pipelines.transforms.helpers.generics import ITERATORS, MAPS, SEGMENTS, iterators_of, map_of_loops
@@ -142,7 +142,8 @@ def _add_nothing(value: ir.OpResult, type_: ir.RankedTensorType) -> None:
     """Have all that uses ``value`` take its sum with -0, which is each number as it is."""
     uses = [(use.owner, use.operand_number) for use in value.uses]
     make = Maker.after(value.owner)
-    zero = add_barrier(make.constant(ir.FloatAttr.get(type_.element_type, -0.0, loc=make.location)), make)
+    element = type_.element_type
+    zero = hide_zero(element, make)
     whole, scalar = map_of_loops(range(type_.rank), type_.rank), map_of_loops((), type_.rank)
     attributes = {
         MAPS: ir.ArrayAttr.get([ir.AffineMapAttr.get(m) for m in (whole, scalar, whole)]),
@@ -150,9 +151,11 @@ def _add_nothing(value: ir.OpResult, type_: ir.RankedTensorType) -> None:
         SEGMENTS: ir.DenseI32ArrayAttr.get([2, 1]),
     }
     operands = [value, zero, make.empty(type_, make.open_sizes(value))]
-    op, body = create_generic([type_], operands, attributes, [type_.element_type] * 3, make)
+    op, body = create_generic([type_], operands, attributes, [element, zero.type, element], make)
     inside = Maker(ir.InsertionPoint(body), make.location)
-    inside.op("linalg.yield", [inside.value("arith.addf", [*body.arguments][:2], type_.element_type)])
+    number, nothing, _ = body.arguments
+    whole_number = inside.value("arith.addf", [number, read_zero(nothing, element, inside)], element)
+    inside.op("linalg.yield", [whole_number])
     for owner, number in uses:
         owner.operands[number] = op.result
 

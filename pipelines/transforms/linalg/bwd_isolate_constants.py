@@ -14,6 +14,8 @@ from retrograd.pipelines.transforms.helpers.barriers import (
     add_barrier,
     hide,
     hide_all_from_fusion,
+    hide_zero,
+    read_zero,
     take_behind_barrier,
     walk,
 )
@@ -134,16 +136,13 @@ def make_unique(value: ir.OpResult) -> None:
     if op.name != GENERIC or not isinstance(element, (ir.IntegerType, ir.F32Type, ir.F64Type, ir.BF16Type, ir.F16Type)):
         hide_operand(op)
         return
-    is_integer = isinstance(element, ir.IntegerType)
-    make = Maker.before(op)
-    # Of a float the negative zero, which changes nothing when it is added.
-    zero = ir.IntegerAttr.get(element, 0) if is_integer else ir.FloatAttr.get(element, -0.0, loc=op.location)
-    own = add_barrier(make.constant(zero), make)
+    own = hide_zero(element, Maker.before(op))
     terminator = list(op.regions[0].blocks[0].operations)[-1].operation
     number = value.result_number
-    addition = "arith.addi" if is_integer else "arith.addf"
+    addition = "arith.addi" if isinstance(element, ir.IntegerType) else "arith.addf"
     inside = Maker(ir.InsertionPoint(terminator), op.location)
-    terminator.operands[number] = inside.value(addition, [terminator.operands[number], own], element)
+    zero = read_zero(own, element, inside)
+    terminator.operands[number] = inside.value(addition, [terminator.operands[number], zero], element)
 
 
 def hide_operand(op: ir.Operation) -> None:

@@ -276,6 +276,22 @@ func.func @rolled(%a: tensor<2xf32>, %b: tensor<3xf32>) -> (tensor<5xf32>, tenso
 
 // -----
 
+// The zero of 16 bits is an integer on the host, where IREE holds no such float.
+// JOINED-LABEL: func.func @half_rolled_into(
+// JOINED-DAG: %[[ZERO:.*]] = arith.constant -32768 : i16
+// JOINED-DAG: %[[HIDDEN:.*]] = "util.optimization_barrier"(%[[ZERO]])
+// JOINED: linalg.generic {{.*}} ins(%{{.*}}, %[[HIDDEN]] : tensor<5xbf16>, i16)
+// JOINED: ^bb0(%[[X:.*]]: bf16, %[[BITS:.*]]: i16,
+// JOINED: %[[NOTHING:.*]] = arith.bitcast %[[BITS]] : i16 to bf16
+// JOINED: arith.addf %[[X]], %[[NOTHING]] : bf16
+func.func @half_rolled(%a: tensor<2xbf16>, %b: tensor<3xbf16>) -> (tensor<5xbf16>, tensor<5xbf16>) {
+  %r = tensor.concat dim(0) %a, %b : (tensor<2xbf16>, tensor<3xbf16>) -> tensor<5xbf16>
+  %n = math.exp %r : tensor<5xbf16>
+  return %r, %n : tensor<5xbf16>, tensor<5xbf16>
+}
+
+// -----
+
 // What nothing else reads, and what holds integers, is stored as it comes.
 // JOINED-LABEL: func.func @unread_into(
 // JOINED-NOT: linalg.generic
