@@ -22,9 +22,9 @@ def add_barrier(value: ir.Value, make: Maker) -> ir.Value:
 
 
 def hide_zero(element: ir.Type, make: Maker) -> ir.Value:
-    """A zero that changes no number of type ``element`` to which it is added, behind a barrier: of a float the negative
-    one. Of 16 bits it is an integer of the same bits, since IREE's programs for the host hold no such float; the loop
-    that takes it reads it by ``read_zero``."""
+    """Make a zero that changes no number of type ``element`` to which it is added, behind a barrier: of a float the
+    negative one. Of 16 bits it is an integer of the same bits, since IREE's programs for the host hold no such float;
+    the loop that takes it reads it by ``read_zero``."""
     if isinstance(element, ir.IntegerType):
         return add_barrier(make.constant(ir.IntegerAttr.get(element, 0)), make)
     if isinstance(element, (ir.BF16Type, ir.F16Type)):
@@ -34,7 +34,7 @@ def hide_zero(element: ir.Type, make: Maker) -> ir.Value:
 
 
 def read_zero(zero: ir.Value, element: ir.Type, make: Maker) -> ir.Value:
-    """What ``hide_zero`` gave, as a number of type ``element``."""
+    """Turn a zero of ``hide_zero`` into a number of type ``element``."""
     return zero if zero.type == element else make.value("arith.bitcast", [zero], element)
 
 
