@@ -97,13 +97,13 @@ class Keeper:
         return store is not None and store.get(self.parts()) == _RIGHT
 
     def remember(self) -> None:
-        """It passed."""
+        """Note that a function passed its check."""
         store = self._store()
         if store is not None:
             store.put(self.parts(), _RIGHT)
 
     def forget(self) -> None:
-        """It passed, and is wrong: what it saved led to wrong gradients."""
+        """Forget that a function passed: what it saved led to wrong gradients."""
         store = self._store()
         if store is not None:
             store.put(self.parts(), _WRONG)

@@ -31,7 +31,7 @@ _PLAIN = (bool, int, float, str, type(None), torch.dtype, torch.device, torch.la
 
 @dataclass(frozen=True)
 class _Place:
-    """Stands for the value of that number: the arguments come first, then what each op gives."""
+    """The number of a value: the arguments come first, then what each op gives."""
 
     number: int
 
@@ -176,7 +176,7 @@ class KeptModel:
     kernels: str
 
     def dump(self) -> bytes:
-        """It as bytes."""
+        """The kept model as bytes."""
         return pickle.dumps(self)
 
     @classmethod

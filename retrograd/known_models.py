@@ -59,11 +59,11 @@ class KnownChecks:
     names: Sequence[str]
 
     def describe(self) -> list[str]:
-        """In words, for each function."""
+        """Describe the outcome of first calls in words, for each function."""
         return [f"@{name}: verified, by an earlier program from the cache" for name in self.names]
 
     def find_wrong(self) -> str | None:
-        """Nothing: what is wrong is not used."""
+        """Find nothing: what is wrong is not used."""
         return None
 
 

@@ -54,14 +54,14 @@ class Stager(Protocol):
     plan: StagePlan | None
 
     def stage(self, islands: Sequence[Island]) -> StagedModule:
-        """It through the passes of all stages, with these islands.
+        """Run the passes of all stages on the graph, with these islands.
 
         Raises:
             CaptureError, PipelineError: it cannot be.
         """
 
     def finish(self, staged: StagedModule) -> Finished:
-        """It lowered and compiled.
+        """Lower and compile what was staged.
 
         Raises:
             CompileError, InfeasibleBudget, OverBudget: it cannot be.
@@ -220,7 +220,7 @@ class AsItRan:
 
 
 class OverBudget(Exception):
-    """Nothing that was tried of a variant stays within the memory budget of the step that it is for."""
+    """Raised where nothing that was tried of a variant stays within the memory budget of its step."""
 
 
 @dataclass
@@ -235,7 +235,7 @@ class WithoutTangents:
     plan: StagePlan | None = None
 
     def stage(self, islands: Sequence[Island] = ()) -> StagedModule:
-        """As for any; what is an island was settled for the step."""
+        """Stage a variant; its islands were settled with the step."""
         are_joined = BACKWARD + INTO in self.executable.joined
         staged = stage_variant(self.step.whole or self.step, self.absent, self.work.phases, are_joined=are_joined)
         gain = self.work.cut_gain

@@ -35,7 +35,8 @@ class DeviceTimer:
         self._tolerance = find_tolerance({b.element for b in works[0].inputs}, works[0].element)
 
     def find_fault(self, number: int) -> str | None:
-        """As `Timer`; what the device does not take for its memory is out too."""
+        """Find a fault of a choice, as `Timer` declares; a choice for which the device has too little memory has
+        one."""
         try:
             if number == 0:
                 return self._find_first_fault()
@@ -48,7 +49,8 @@ class DeviceTimer:
         return None
 
     def _find_first_fault(self) -> str | None:
-        """Of numbers of both signs logarithms and roots are none: then those that are not negative are taken."""
+        """Find the first fault. Logarithms and roots of negative numbers are none, so that numbers that are not
+        negative are tried then."""
         for positive in (False, True):
             self._inputs = self._bench.make_inputs(self._works[0].inputs, positive=positive)
             self._prepared[0], self._expected = self._prepare(0)
@@ -61,7 +63,7 @@ class DeviceTimer:
         return prepared, prepared.results()
 
     def time(self, numbers: Sequence[int], rounds: int) -> list[list[float]]:
-        """As `Timer`."""
+        """Time the choices, as `Timer` declares."""
         return self._bench.time([self._prepared[number] for number in numbers], rounds)
 
 
@@ -91,8 +93,9 @@ _HOPELESS = 1.3
 
 
 def find_tolerance(taken: Iterable[str], given: str) -> float:
-    """By how much results of an element type may differ, of their norm: sums in another order are rounded in another
-    way, and rounded to 16 bits they are the next number. Matrix units cut off digits of sums of 16-bit products."""
+    """The difference that results of an element type may have, relative to their norm: sums in another order are
+    rounded in another way, and rounded to 16 bits they are the next number. Matrix units cut off digits of sums of
+    16-bit products."""
     return _ROUNDED.get(given, _OF_HALVES if set(taken) & set(_ROUNDED) else _EXACT)
 
 

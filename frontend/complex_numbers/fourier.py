@@ -60,7 +60,7 @@ def find_factor(n: int) -> int:
 
 
 def _multiply(x: Pair | Tensor, n: int, wanted: int, inverse: bool) -> Pair:
-    """One product with a matrix."""
+    """Multiply by a matrix."""
     sizes = (x.re if isinstance(x, Pair) else x).shape
     matrix = _roots(n, sizes[-1], wanted, inverse, *_kind(x))
     product = multiply(_map(x, lambda t: t.reshape(-1, sizes[-1])), matrix, torch.mm)
@@ -68,7 +68,7 @@ def _multiply(x: Pair | Tensor, n: int, wanted: int, inverse: bool) -> Pair:
 
 
 def _convolve(x: Pair | Tensor, n: int, wanted: int, inverse: bool) -> Pair:
-    """By j * k = (j**2 + k**2 - (k - j)**2) / 2: a convolution with a chirp."""
+    """Compute a transform as a convolution with a chirp, since j * k = (j**2 + k**2 - (k - j)**2) / 2."""
     given = _length(x)
     points = 1 << (given + wanted - 2).bit_length()
     chirp, spectrum = _chirp(n, given, wanted, points, inverse, *_kind(x))

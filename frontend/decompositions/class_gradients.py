@@ -47,7 +47,7 @@ def nll_loss_backward(
 
 
 def _along(values: Tensor, scores: Tensor, axis: int) -> Tensor:
-    """One value for each class, to be broadcast."""
+    """Shape a value for each class so that it can be broadcast."""
     shape = [1] * scores.dim()
     shape[axis] = scores.shape[axis]
     return values.reshape(shape)

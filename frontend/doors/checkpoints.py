@@ -120,7 +120,7 @@ def tagged_checkpoints(around: Callable[[], AbstractContextManager[None]] = null
 
 
 class _Reentrant:
-    """In place of the autograd function that a reentrant checkpoint is."""
+    """Takes the place of the autograd function that a reentrant checkpoint is."""
 
     @staticmethod
     def apply(*_args: Any) -> None:

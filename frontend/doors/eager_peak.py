@@ -104,7 +104,7 @@ def eager_peak_of_model(flat: FlatModule) -> int | None:
 
 
 def eager_peak_of_graph(graph_module: torch.fx.GraphModule, inputs: Sequence[Any]) -> int | None:
-    """As :func:`eager_peak_of_model`, of a graph of Dynamo's, at the sizes of the trace."""
+    """The peak of :func:`eager_peak_of_model` for a graph of Dynamo's, at the sizes of the trace."""
     with FakeTensorMode(allow_non_fake_inputs=True) as mode, restored(graph_module):
         fakes = _Fakes(mode)
         given = [fakes.like(i) if isinstance(i, torch.Tensor) else hint(i) for i in inputs]

@@ -137,7 +137,7 @@ class FlatModule(torch.nn.Module):
         self._set_in_forward.clear()
 
     def run_in_eager(self, tensors: Sequence[torch.Tensor]) -> tuple[torch.Tensor, ...]:
-        """As the model runs by itself, with what is in its attributes, which it sets."""
+        """Run the model as it runs by itself, on what its attributes hold, which it sets."""
         result = self._call_of(tensors)()
         self.kept.gather()
         return self._flattened(result, tensors)

@@ -159,7 +159,7 @@ def _plain_caller(
     restride: int,
     sizes: Mapping[str, torch.SymInt] | None = None,
 ) -> Caller:
-    """As :func:`graph_caller`, without a check."""
+    """Make a :func:`graph_caller` that checks nothing."""
     plan, more = _plan_call(graph_module, function, restride, sizes or {})
     return plan.caller(function.call, more)
 

@@ -294,7 +294,7 @@ def _names_of(attribute: KeptAttribute, spec: pytree.TreeSpec) -> list[str]:
 
 
 def _describe(tensor: torch.Tensor, beside: torch.Tensor) -> str:
-    """Its shape, and its dtype and device where these are not those of the other."""
+    """Describe a tensor: its shape, and its dtype and device where these are not those of the other."""
     parts = [f"of shape {tuple(tensor.shape)}"]
     parts += [str(tensor.dtype)] if tensor.dtype != beside.dtype else []
     return " ".join([*parts, *([f"on {tensor.device}"] if tensor.device != beside.device else [])])

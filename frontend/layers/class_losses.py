@@ -148,8 +148,8 @@ def _take_element(writer: GraphWriter, total: Node) -> bool:
 
 
 def _read_gradient(node: Any) -> Node | None:
-    """Of a gradient of ``nll_loss`` as `decompositions/class_gradients.py` has it what the class of the target
-    has."""
+    """Read, of a gradient of ``nll_loss`` as `decompositions/class_gradients.py` writes it, the value at the target's
+    class."""
     # Overloads may be copies.
     origin = node.meta.get("original_aten") if _is(node, aten.where.self) else None
     if getattr(origin, "overloadpacket", None) not in _NLL_BACKWARD or not _is(node.args[0], aten.eq.Tensor):

@@ -140,7 +140,7 @@ def _divide(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None) -> I
 
 
 def _join(found: Sequence[Sequence[Tensor]], query: Tensor) -> list[Tensor]:
-    """Each result of all parts, ``[B, H, ...]``."""
+    """Join each result of all parts to ``[B, H, ...]``."""
     joined = [torch.cat([tensor[0] for tensor in tensors]) for tensors in zip(*found, strict=True)]
     return [tensor.reshape(query.shape[:2] + tensor.shape[1:]) for tensor in joined]
 

@@ -39,7 +39,7 @@ def uniform(seed: Tensor, stream: int, sizes: Sequence[int]) -> Tensor:
 
 
 def draw_part(seed: Tensor, stream: int, first: int, count: int) -> Tensor:
-    """So many numbers of a stream, from element number ``first`` on."""
+    """Draw some numbers of a stream, from element number ``first`` on."""
     start = first // _WORDS
     fours = torch.arange(start, -(-(first + count) // _WORDS), dtype=torch.int64, device=seed.device) & _MASK
     words = [w for number in seed for w in (number & _MASK, (number >> 32) & _MASK)]

@@ -161,7 +161,8 @@ def prepare(traced: Traced) -> None:
 
 
 def prepare_copied(traced: Traced) -> GraphModule:
-    """As :func:`prepare`; returns a copy of the graph as it was traced, with random ops that draw the same numbers."""
+    """Prepare a graph as :func:`prepare` does; returns a copy of the graph as it was traced, with random ops that draw
+    the same numbers."""
     copied = copy_graph(traced.graph_module)
     prepare(traced)
     draw_alike(copied, traced.graph_module)

@@ -155,7 +155,7 @@ def answering(answers: Answers) -> Iterator[None]:
 
 
 def ask(tensor: Tensor, question: Callable[[Tensor], Any]) -> Any:
-    """As `Answers.ask`, of the trace that is being made; ``None`` where there is none."""
+    """Ask the answers of the trace that is being made; ``None`` where there is none."""
     answers = _OPEN.get()
     return None if answers is None else answers.ask(tensor, question)
 

@@ -70,7 +70,7 @@ class _Watch:
         _MONITOR.close(self)
 
     def getstats(self) -> list[Entry]:
-        """All that ran, functions in C that were called among them."""
+        """The functions that ran, those in C that were called among them."""
         called = {number: [Entry(other) for other in others.values()] for number, others in self._called.items()}
         in_c = {name for others in self._called.values() for name in others if isinstance(name, str)}
         codes = {**self._codes, **self._callers}
@@ -148,7 +148,7 @@ class _Monitor:
             self._tool = None
 
     def tell_calls(self, code: CodeType) -> None:
-        """Have the calls in code told."""
+        """Report the calls in code while this is open."""
         _MONITORING.set_local_events(self._tool, code, _MONITORING.events.CALL)
 
     def _newest(self) -> _Watch | None:

@@ -45,7 +45,7 @@ class KeptAttribute:
 
     @property
     def value(self) -> Any:
-        """Its value now."""
+        """The attribute's present value."""
         return self.table.get(self.name, ABSENT)
 
     def tensors(self) -> list[torch.Tensor]:

@@ -156,7 +156,7 @@ class Names:
         }
 
     def within(self, table: Iterable[str]) -> set[str]:
-        """Those of the names in a table that count."""
+        """The names in a table that count."""
         return set(table) if self.reads_all else set(self.all.intersection(table))
 
 

@@ -22,7 +22,7 @@ def unique(
     return_counts: bool = False,
     dim: int | None = None,
 ) -> Any:
-    """As ``torch.unique``; ``None`` where ``ask`` cannot tell how many values there are, or for values along an
+    """Compute ``torch.unique``; ``None`` where ``ask`` cannot tell how many values there are, or for values along an
     axis."""
     size = ask(input, lambda x: torch.unique(x).numel()) if dim is None and isinstance(input, Tensor) else None
     if size is None:
@@ -36,7 +36,7 @@ def unique(
 def unique_consecutive(
     ask: Ask, input: Tensor, return_inverse: bool = False, return_counts: bool = False, dim: int | None = None
 ) -> Any:
-    """As ``torch.unique_consecutive``; ``None`` as of :func:`unique`."""
+    """Compute ``torch.unique_consecutive``; ``None`` where :func:`unique` gives it."""
     told = dim is None and isinstance(input, Tensor)
     size = ask(input, lambda x: torch.unique_consecutive(x).numel()) if told else None
     if size is None:

@@ -64,7 +64,7 @@ def words_of(source: Any) -> Words | None:
 
 
 def joined(words: Iterable[Words]) -> bytes:
-    """All of them as they are now."""
+    """The present values of all of them."""
     return b"".join(words)
 
 

@@ -58,7 +58,7 @@ class Conditions:
         return True
 
     def take(self) -> None:
-        """Have the program be for sizes for which all that was found holds."""
+        """Restrict the program to sizes for which all that was found holds."""
         with disable_proxy_modes_tracing():
             for condition in self._found:
                 torch._check(condition)

@@ -94,40 +94,40 @@ class Selection:
 
     @property
     def dtype(self) -> torch.dtype:
-        """As of a tensor."""
+        """The dtype of the tensor."""
         return self.rows.dtype
 
     @property
     def device(self) -> torch.device:
-        """As of a tensor."""
+        """The device of the tensor."""
         return self.rows.device
 
     @property
     def requires_grad(self) -> bool:
-        """As of a tensor."""
+        """Whether the tensor requires grad."""
         return self.rows.requires_grad
 
     @property
     def ndim(self) -> int:
-        """As of a tensor: one axis for all that are chosen."""
+        """The number of axes: one for all that are chosen."""
         return self.behind + 1
 
     def dim(self) -> int:
-        """As of a tensor: one axis for all that are chosen."""
+        """The number of axes: one for all that are chosen."""
         return self.behind + 1
 
     @property
     def shape(self) -> torch.Size:
-        """As of a tensor."""
+        """The shape, which the program may not go by."""
         return self._asked_shape("shape")
 
     def size(self, dim: int | None = None) -> Any:
-        """As of a tensor."""
+        """The shape, or the size of an axis."""
         shape = self._asked_shape("size")
         return shape if dim is None else shape[dim]
 
     def numel(self) -> int:
-        """As of a tensor."""
+        """The number of elements."""
         return self._asked_shape("numel").numel()
 
     def _asked_shape(self, name: str) -> torch.Size:

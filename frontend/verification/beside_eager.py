@@ -120,7 +120,7 @@ class BesideEager:
         return EagerRun([o.detach() for o in outputs], written, grads, _structure(outputs, copies))
 
     def written(self, primals: Sequence[Tensor]) -> list[Tensor]:
-        """Of these, what the compiled model writes to."""
+        """The tensors among these that the compiled model writes to."""
         return [primals[i].detach() for i in self._mutated]
 
     def restore(self, primals: Sequence[Tensor], given: Sequence[Tensor]) -> None:
@@ -173,7 +173,7 @@ class Comparison:
             set_random_states(after)
 
     def undo(self, primals: Sequence[Tensor]) -> None:
-        """Have the call not have been: what it wrote to, and the random numbers that it drew."""
+        """Undo a call: put back what it wrote to, and the random numbers that it drew."""
         self.beside.restore(primals, self.given)
         set_random_states(self.before)
 
@@ -191,7 +191,8 @@ class Comparison:
         return None if difference is None else f"{names[difference.place]} differs{_by(difference.error)}{self._line()}"
 
     def _find_other_gradients(self) -> str | None:
-        """As :meth:`find_parting`, of the gradients of two runs in eager, of which autograd has recorded other ops."""
+        """Find where the gradients differ as :meth:`find_parting` does: the gradients of two runs in eager, of which
+        autograd has recorded other ops."""
         found, expected = (self._run(says_compiling=says, gradients=True).gradients for says in (True, False))
         names = [n for n, w in zip(self.beside.primals, self.wanted, strict=True) if w]
         absent = next((n for n, a, b in zip(names, found, expected, strict=True) if (a is None) != (b is None)), None)

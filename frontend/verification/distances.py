@@ -22,7 +22,7 @@ _PIECE = 1 << 17
 
 @dataclass
 class _Sums:
-    """Of what was added up: the sum of squares and the largest magnitude."""
+    """Holds the sum of squares and the largest magnitude of what was added up."""
 
     squares: float = 0.0
     largest: float = 0.0

@@ -77,10 +77,10 @@ class Care(Protocol):
         """Whether the function passed the check before."""
 
     def remember(self) -> None:
-        """It passed."""
+        """Note that a function passed its check."""
 
     def forget(self) -> None:
-        """It passed, and is wrong: what it saved led to wrong gradients."""
+        """Forget that a function passed: what it saved led to wrong gradients."""
 
     def refuse(self, message: str) -> None:
         """Both halves are wrong together, and stay in torch.
@@ -97,7 +97,7 @@ class Care(Protocol):
         """
 
     def repair(self, fault: Fault) -> Repair | None:
-        """It did not: start a repair. ``None`` where there can be none.
+        """Start the repair of a function that did not pass. ``None`` where there can be none.
 
         Raises:
             VerificationError: a fault is an error.
@@ -356,7 +356,7 @@ def _copy(values: Sequence[Any]) -> Any:
 
 
 def _restart_nothing() -> None:
-    """Nothing is drawn."""
+    """Do nothing, since nothing is drawn."""
 
 
 def run_on_copies(compiled: Call, tensors: Sequence[Any]) -> list[Any]:

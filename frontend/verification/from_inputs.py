@@ -126,7 +126,8 @@ def join(run: ForwardRun, backward: GraphModule, tensors: Sequence[Any]) -> tupl
 def join_traced(
     run: ForwardRun, traced: AsTraced, backward: GraphModule, tensors: Sequence[Any]
 ) -> tuple[GraphModule, list[Any]] | str:
-    """As :func:`join`, of the graph as it was traced, in which no pass of ours has changed anything."""
+    """Join both halves as :func:`join` does, of the graph as it was traced, in which no pass of ours has changed
+    anything."""
     module = traced.gradients()
     effect = next((node for node in module.graph.nodes if has_effects(node)), None)
     if effect is not None:

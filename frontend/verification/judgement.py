@@ -102,7 +102,8 @@ def find_difference(
 
 
 def _error_of(found: Tensor, eager: Tensor, floor: float) -> float:
-    """As :func:`error_of`; of numbers that are no floats none where so few differ that no run need show it."""
+    """The :func:`error_of` of a result; none for numbers that are no floats where so few differ that no run need show
+    it."""
     if _hangs_on_rounding(found):
         return 0.0 if found is eager or _share_of_false(found == eager) <= _FEW else float("inf")
     return error_of(found, eager, floor)
@@ -152,7 +153,7 @@ def _judge_again(
     floor: float,
     again: Iterator[Sequence[Any] | None],
 ) -> Difference | None:
-    """As :func:`find_difference`, of the ``suspects``, with what other runs of eager give, the one in float64 first."""
+    """Find a difference among the ``suspects``, by what other runs of eager give, the one in float64 first."""
     precise = next(again)
     expected = eager if precise is None else precise
     # Where rounding decides whether there is a number, either is right; the rest of the result has to be all the same.

@@ -124,7 +124,7 @@ class Graph:
         return self.judge(found, eager, Others(self.runnable, arguments, partial(set_random_states, before)))
 
     def judge(self, found: Sequence[Any], eager: Sequence[Any], others: Others) -> Difference | None:
-        """As :meth:`find_difference`, by ``others``, other runs of the graph."""
+        """Find a difference as :meth:`find_difference` does, by ``others``, other runs of the graph."""
         allowed = self.allowed()
         with torch.no_grad(), torch._C._DisableAutocast():
             difference = find_difference(found, eager, allowed, others.again, gradients=self.gradients, first=others)

@@ -82,7 +82,7 @@ def _read_shape(op: ir.Operation, value: ir.Value, shapes: ShapeReader) -> tuple
 
 
 def _collapse(value: ir.Value, groups: Sequence[AxisGroup]) -> ir.Value:
-    """One axis for each group."""
+    """Collapse a tensor to one axis for each group."""
     if all(len(group.source) == 1 for group in groups):
         return value
     type_ = ir.RankedTensorType(value.type)

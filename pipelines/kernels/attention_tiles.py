@@ -17,7 +17,7 @@ _LARGEST, _MOST_STAGES = 128, 4
 
 @dataclass(frozen=True)
 class AttentionTile:
-    """So many rows of queries by so many columns of keys, by these warps, which load ``stages`` steps ahead."""
+    """A tile of ``rows`` of queries by ``columns`` of keys for a number of warps, which load ``stages`` steps ahead."""
 
     rows: int
     columns: int
@@ -74,8 +74,8 @@ def choose_tile(kind: str, element: str, width: int, architecture: str) -> Atten
 
 
 def list_tiles(kind: str, element: str, width: int, architecture: str, most: int) -> tuple[AttentionTile, ...]:
-    """So many tiles that a device may find the fastest: first the one that is taken unasked, then what is like it but
-    for half or twice the rows or columns, the warps, or the steps ahead."""
+    """List at most ``most`` tiles that a device may find the fastest: first the one that is taken unasked, then what is
+    like it but for half or twice the rows or columns, the warps, or the steps ahead."""
     first = choose_tile(kind, element, width, architecture)
     if kind == SUMS:
         return (first,)

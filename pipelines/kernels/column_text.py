@@ -117,8 +117,8 @@ def choose_tiles(rows: int, columns: int, tensors: int = 1) -> Tiles:
 
 
 def list_tiles(rows: int, columns: int, tensors: int, most: int) -> tuple[Tiles, ...]:
-    """So many tiles that a device may find the fastest: first those that are taken unasked, then what is like them but
-    for the sizes, the warps or the number of parts."""
+    """List at most ``most`` tiles that a device may find the fastest: first those that are taken unasked, then what is
+    like them but for the sizes, the warps or the number of parts."""
     first = choose_tiles(rows, columns, tensors)
     count = first.parts * -(-columns // first.columns)
     size, other = (first.rows, first.columns), 12 - first.warps

@@ -79,7 +79,7 @@ class _Body:
         return _Body(self.shape, list(self.buffers), list(self.whole), list(self.once), statements, self.summed)
 
     def take(self, other: _Body) -> None:
-        """Be as ``other``, a copy that was written to."""
+        """Take over all fields of ``other``, a copy that was written to."""
         self.buffers, self.whole, self.once, self.statements = other.buffers, other.whole, other.once, other.statements
 
 

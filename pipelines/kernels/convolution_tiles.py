@@ -31,9 +31,9 @@ class Work:
 
 @dataclass(frozen=True)
 class ConvolutionTile:
-    """So many rows by columns, in steps of ``depth`` terms, by these warps, which load ``stages`` steps ahead; a sum is
-    computed in ``parts``. ``rate`` is what tiles of this kind reach, in TFLOP/s, where there are enough of them, and
-    ``resident`` how many a multiprocessor holds."""
+    """A tile of ``rows`` by ``columns``, in steps of ``depth`` terms, for a number of warps, which load ``stages``
+    steps ahead; a sum is computed in ``parts``. ``rate`` is what tiles of this kind reach, in TFLOP/s, where there are
+    enough of them, and ``resident`` how many a multiprocessor holds."""
 
     rows: int
     columns: int

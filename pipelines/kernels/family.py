@@ -48,7 +48,7 @@ class Family(Protocol):
 
     @property
     def name(self) -> str:
-        """Its name in options and reports."""
+        """The family's name in options and reports."""
 
     def plan(self, op: ir.Operation) -> Plan | Refusal | None:
         """A plan for ``op``, a reason why there is none, or ``None`` where it is no work of this kind."""

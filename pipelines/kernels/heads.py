@@ -56,7 +56,8 @@ class Given:
 
     @property
     def is_aligned(self) -> bool:
-        """As for :class:`Heads`."""
+        """Whether all rows surely begin at a multiple of 16 elements, and the first at one of 16 bytes, as in
+        :class:`Heads`."""
         turned = [self.value] if self.order == _PLAIN else [use.owner.results[0] for use in self.value.uses]
         return all(map(is_aligned, turned)) and not any(stride % 16 for stride in self.strides)
 

@@ -46,7 +46,7 @@ Kind = Literal["map", "row", "along", "down", "view"]
 
 @dataclass(frozen=True)
 class Space:
-    """So many rows, so long."""
+    """The shape that a group runs over: ``rows`` of ``columns`` elements each."""
 
     rows: int
     columns: int
@@ -232,7 +232,7 @@ class Finder:
 
     @classmethod
     def of(cls, block: ir.Block) -> Finder:
-        """One for a block as it is."""
+        """Make the finder of a block as it is."""
         ops = [Placed(view.operation, float(place)) for place, view in enumerate(block.operations)]
         return cls(ops, {result: placed for placed in ops for result in placed.op.results})
 

@@ -45,7 +45,7 @@ _RESIDENT = 8
 
 @dataclass(frozen=True)
 class NormTile:
-    """So many rows at a time, by these warps; ``span`` rows for each workgroup."""
+    """A tile of rows that a number of warps take at a time; ``span`` rows for each workgroup."""
 
     rows: int
     warps: int

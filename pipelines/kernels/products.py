@@ -223,7 +223,7 @@ class ProductPlan:
 
     @property
     def _operands(self) -> tuple[tuple[Matrix, bool], tuple[Matrix, bool]]:
-        """Both matrices, and of each whether the kernel reads it as it is. They may be one."""
+        """The two matrices, which may be one, each with whether the kernel reads it as it is."""
         left, right = self.left, self.right
         if self.shape.parts > 1:
             return (left, self._is_divided_inside), (right, False)

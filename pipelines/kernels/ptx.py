@@ -98,7 +98,8 @@ def _count_cores() -> int:
 
 
 def _run_program(kernels: list[Kernel], architecture: str) -> list[CompiledKernel | str]:
-    """Each kernel compiled, or why it is not; where the process ends for one of them, the others go without it."""
+    """Compile kernels; gives of each its PTX, or why there is none. Where the process ends for one, the others go
+    without it."""
     request = json.dumps({"architecture": architecture, "kernels": [kernel.to_dict() for kernel in kernels]})
     ended = subprocess.run([sys.executable, "-m", _PROGRAM], input=request, capture_output=True, text=True, check=False)
     if ended.returncode == 0:

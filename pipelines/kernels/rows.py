@@ -51,7 +51,7 @@ _START = {"arith.addf": 0.0, "arith.maximumf": float("-inf")}
 
 @dataclass(frozen=True)
 class RowTile:
-    """So many elements of a row at a time, by these warps."""
+    """A tile of elements of a row that a number of warps take at a time."""
 
     columns: int
     warps: int

@@ -187,8 +187,8 @@ def choose_tiling(shape: Shape, architecture: str) -> Tiling:
 
 
 def list_tilings(shape: Shape, architecture: str, most: int) -> tuple[Tiling, ...]:
-    """So many tilings that a device may find the fastest: the one that is taken unasked first, then those that are
-    expected to take the least time, each in at most two numbers of parts.
+    """List at most ``most`` tilings that a device may find the fastest: the one that is taken unasked first, then those
+    that are expected to take the least time, each in at most two numbers of parts.
 
     Raises:
         KeyError: an architecture that is none of ``ARCHITECTURES``.

@@ -38,7 +38,7 @@ _CONVERSIONS = ("arith.truncf", "arith.extf")
 
 @dataclass(frozen=True)
 class TransposeTile:
-    """So many elements at a time, by these warps."""
+    """A tile of elements that a number of warps take at a time."""
 
     elements: int
     warps: int

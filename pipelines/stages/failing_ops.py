@@ -150,7 +150,7 @@ def isolate(parts: Sequence[Part], attempt: Callable[[str], str]) -> Iterator[tu
 
 
 def _search(slicers: Sequence[Slicer], attempt: Callable[[str], str]) -> list[FailedOp]:
-    """Of ops that fail together the last."""
+    """Find the last of ops that fail together."""
     messages: dict[str, str] = {}
 
     def is_faulty(piece: ModuleSlice) -> bool:

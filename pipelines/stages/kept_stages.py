@@ -54,7 +54,8 @@ class KeptStages:
     def of(
         cls, store: ExecutableStore | None, module: ir.Module, staging: Staging, versions: Mapping[str, str]
     ) -> KeptStages:
-        """Of ``module``, before any pass has run; ``versions`` are the releases of what stages it."""
+        """Describe the entry of ``module``, before any pass has run; ``versions`` are the releases of what stages
+        it."""
         if store is None:
             return cls(None, {})
         text = module.operation.get_asm(enable_debug_info=True)

@@ -217,8 +217,8 @@ def _read_host(value: Any, execute: Any, steps: Sequence[int]) -> Host | None:
 
 
 def _read_donated(value: Any, execute: Any, steps: Sequence[int]) -> tuple[Host, str] | None:
-    """As :func:`_read_host`, of an argument that the caller gave up and that nobody but ``execute`` reads: it holds
-    nothing after its last use. With it how many results may lie there."""
+    """Read, as :func:`_read_host` does, an argument that the caller gave up and that nobody but ``execute`` reads: it
+    holds nothing after its last use. With it how many results may lie there."""
     owner = _import_of(value)
     if owner is None or "consume" in owner.attributes:
         return None

@@ -148,7 +148,7 @@ def _refuse_less_than_taken(memory: int) -> None:
 
 
 def _stand_in(said: int) -> None:
-    """Nothing to read, nowhere to write to but the file of what is said."""
+    """Redirect the streams of a fork: it reads nothing, and writes to the file of what is said."""
     nothing = os.open(os.devnull, os.O_RDWR)
     for number, file in enumerate((nothing, nothing, said)):
         os.dup2(file, number)

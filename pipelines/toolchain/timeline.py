@@ -35,7 +35,7 @@ class Step:
     scratch_bytes: int
 
     def to_list(self) -> list[str | int]:
-        """As JSON values."""
+        """The timeline as JSON values."""
         return [self.kernels, self.source, self.scratch_bytes]
 
 
@@ -71,7 +71,7 @@ def _read_steps(body: str, sources: Mapping[str, str]) -> Iterator[Step]:
 
 
 def _read_places(body: str) -> dict[str, str]:
-    """By the name of an offset in a block the buffer, ``%pack#i``, that it is in."""
+    """Map the name of an offset in a block to the buffer, ``%pack#i``, that it is in."""
     places: dict[str, str] = {}
     for name, *terms in _OFFSET.findall(body):
         for term in terms:

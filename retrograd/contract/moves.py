@@ -17,7 +17,7 @@ class Transfer(Protocol):
     """Copies that were started together."""
 
     def finish(self) -> None:
-        """Have what is queued from here on wait until they are done."""
+        """Make what is queued from here on wait until the moves are done."""
 
 
 class Mover(Protocol[T]):

@@ -55,7 +55,7 @@ class DynamicSize:
 
     @property
     def bounds(self) -> str:
-        """Its bounds, in words."""
+        """The bounds of the size, in words."""
         if self.most is None:
             return f"{self.least} or more"
         return f"{self.least} to {self.most}"

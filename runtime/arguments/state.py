@@ -280,7 +280,7 @@ def _hook_tables(module: torch.nn.Module) -> tuple[Mapping[int, object], ...]:
 
 
 def _global_hook_tables() -> list[Mapping[int, object]]:
-    """Those of hooks that run for all modules."""
+    """The tables of hooks that run for all modules."""
     return [
         torch_module._global_forward_pre_hooks,
         torch_module._global_forward_hooks,
@@ -290,7 +290,8 @@ def _global_hook_tables() -> list[Mapping[int, object]]:
 
 
 def _state_places(model: torch.nn.Module) -> Iterator[tuple[Mapping[str, torch.Tensor | None], str, str]]:
-    """Of each parameter and buffer, set or not, the table that it is in, its qualified name, and its name there."""
+    """List, of each parameter and buffer, set or not, the table that it is in, its qualified name, and its name
+    there."""
     for path, module in model.named_modules():
         for table in (module._parameters, module._buffers):
             yield from ((table, f"{path}.{name}" if path else name, name) for name in table)

@@ -71,7 +71,7 @@ class CudaRecorder:
         self._device = device
 
     def record(self, run: Callable[[], Sequence[Tensor]]) -> Recording:
-        """As :class:`Recorder`.
+        """Record a graph, as :class:`Recorder` declares.
 
         Raises:
             RuntimeError: something was done that no graph holds, such as waiting for the device.
@@ -123,7 +123,7 @@ class _Capture:
         _RESULTS.update((result.data_ptr(), result) for result in self.recording.results if result.numel())
 
     def release(self) -> None:
-        """Its results are no longer known as a capture's."""
+        """Forget that the results are a capture's."""
         for result in self.recording.results:
             if _RESULTS.get(result.data_ptr()) is result:
                 del _RESULTS[result.data_ptr()]

@@ -116,7 +116,7 @@ class PreparedPlan:
             yield
 
     def make_nodes(self) -> list[Node]:
-        """Its steps as nodes of a graph, which read what is placed."""
+        """Make the plan's steps nodes of a graph, which read what is placed."""
         nodes: list[Node] = []
         configs = iter(self._configs)
         for step, kernel, _ in self._calls:

@@ -110,8 +110,8 @@ class QueuedCall:
 def _read_known(
     arguments: Sequence[torch.Tensor], copied: Sequence[int], copies: dict[int, torch.Tensor]
 ) -> list[int] | None:
-    """As ``QueuedCall._read``, of arguments that the plan takes, those in the places ``copied`` as copies; None where
-    one lies otherwise than before."""
+    """Read arguments that the plan takes as ``QueuedCall._read`` does, those in the places ``copied`` as copies; None
+    where one lies otherwise than before."""
     addresses = [tensor.data_ptr() for tensor in arguments]
     if not all(addresses):
         return None

@@ -163,7 +163,7 @@ class Bench:
 
 
 def find_difference(found: Sequence[Tensor], expected: Sequence[Tensor]) -> float:
-    """By how much results differ, the most of all, of the norm of what is expected; infinite where one has a number
+    """The largest difference of results, relative to the norm of what is expected; infinite where one has a number
     that the other has not."""
     most = 0.0
     for mine, other in zip(found, expected, strict=True):

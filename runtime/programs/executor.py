@@ -172,8 +172,8 @@ class Program:
     def invoke_on_new(
         self, name: str, arguments: Sequence[Argument], results: Sequence[torch.Tensor], *, same_step: bool = False
     ) -> None:
-        """As `invoke`, for results that were allocated just now, as the function declares them: they are not checked;
-        and for arguments that it may write over, where it does (`donated`).
+        """Invoke a function on results that were allocated just now, as the function declares them, which are not
+        checked; and for arguments that it may write over, where it does (`donated`).
 
         Raises:
             ExecutionError, OutOfDeviceMemory: as for `invoke`.

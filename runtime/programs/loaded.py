@@ -129,10 +129,9 @@ class Loaded:
         results: Sequence[torch.Tensor],
         before: Callable[[], object] | None = None,
     ) -> bool:
-        """As `invoke`, on arguments as they come and results that were just allocated, if IREE takes the storage of all
-        of them as it lies; `before` is called once those that it does not are copied. Says whether it does; if not,
-        nothing has run that a second call would not do again.
-        """
+        """Invoke a function on arguments as they come and results that were just allocated, if IREE takes the storage
+        of all of them as it lies; `before` is called once those that it does not are copied. Says whether it does; if
+        not, nothing has run that a second call would not do again."""
         function = self.function(name)
         if function.copies or (function.writes_over and not function.is_tried):
             return False

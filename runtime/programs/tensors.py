@@ -50,7 +50,7 @@ def allocate_results(specs: Sequence[TensorSpec], device: str | torch.device = "
 
 
 def allocate_result(spec: TensorSpec, device: str | torch.device) -> torch.Tensor:
-    """As `allocate_results`, for one."""
+    """Allocate one result, as `allocate_results` does all."""
     tensor = make_allocator(spec, device)()
     if not is_importable(tensor):
         raise ExecutionError(

@@ -43,7 +43,7 @@ class Moment:
 
     @property
     def total(self) -> int:
-        """All that is allocated."""
+        """The bytes of all that is allocated."""
         return sum(self.bytes.values())
 
     def __str__(self) -> str:

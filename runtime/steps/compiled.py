@@ -82,7 +82,7 @@ class Verification(Protocol):
     """How the checks of first calls went."""
 
     def describe(self) -> list[str]:
-        """In words, for each function."""
+        """Describe the outcome of first calls in words, for each function."""
 
     def find_wrong(self) -> str | None:
         """Says what was found to be wrong, if anything was."""
@@ -90,7 +90,7 @@ class Verification(Protocol):
 
 @dataclasses.dataclass(frozen=True)
 class Unchecked:
-    """Nothing is checked at first calls; ``reason`` says why."""
+    """Stands for first calls that check nothing; ``reason`` says why."""
 
     reason: str
 

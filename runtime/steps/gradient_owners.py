@@ -20,7 +20,7 @@ class Owner(Enum):
 
 
 def find_owners(plan: StagePlan) -> list[Owner]:
-    """Of each accumulation, in order, who has its gradient.
+    """Find, for each accumulation in order, who has its gradient.
 
     What a stage gives is in memory of its own. What Python gave, and what is seen once more, in a post hook of the node
     that accumulates (the one kind of hook that takes what is accumulated and gives nothing), a run tells.

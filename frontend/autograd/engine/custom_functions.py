@@ -128,7 +128,7 @@ def _backward_of(function: Any) -> Callable[..., Any]:
 
 
 def own_backwards(function: Any) -> list[Callable[..., Any]]:
-    """Those of ``backward`` and ``vjp`` that a custom function defines."""
+    """The functions among ``backward`` and ``vjp`` that a custom function defines."""
     names = ("backward", "vjp")
     return [getattr(function, name) for name in names if getattr(function, name) is not getattr(Function, name)]
 

@@ -72,10 +72,10 @@ class Client(Protocol):
         capture fits."""
 
     def refuse(self, error: Exception) -> None:
-        """Be told that PyTorch could not capture a backward, which now runs eagerly."""
+        """Note that PyTorch could not capture a backward, which now runs eagerly."""
 
     def leave(self, reason: str) -> None:
-        """Be told why a backward is not captured, and runs eagerly."""
+        """Note why a backward is not captured, and runs eagerly."""
 
 
 class Engine:
@@ -104,7 +104,8 @@ class Engine:
         self._recorded = KeptGraphs()
 
     def run_backward(self, tensors: Sequence[Any], *args: Any, **kwargs: Any) -> Any:
-        """As ``torch._C._EngineBase.run_backward``: (tensors, grad_tensors, keep_graph, create_graph, inputs)."""
+        """Run a backward: takes what ``torch._C._EngineBase.run_backward`` takes, (tensors, grad_tensors, keep_graph,
+        create_graph, inputs)."""
         # Where a function that is under torch.compile calls backward(), Dynamo is not to look at what follows.
         before = set_eval_frame(None)
         try:
@@ -192,7 +193,8 @@ class Engine:
         self._compiled[roots] = was_compiled
 
     def queue_callback(self, callback: Callable[[], None]) -> None:
-        """As ``torch._C._EngineBase.queue_callback``: called when the backward that is running is done."""
+        """Queue a callback, as ``torch._C._EngineBase.queue_callback`` does: it is called when the backward that is
+        running is done."""
         running = self._running
         if running is not None and running.task == torch._C._current_graph_task_id():
             running.callbacks.append(callback)

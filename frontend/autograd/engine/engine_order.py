@@ -100,7 +100,7 @@ def find_edge(tensor: Any) -> GradientEdge:
 
 
 def _successors(tensor: torch.Tensor) -> Sequence[Any]:
-    """Those of the node that made a tensor."""
+    """The successors of the node that made a tensor."""
     node = tensor.grad_fn
     assert node is not None
     return node.next_functions

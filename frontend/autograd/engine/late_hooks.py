@@ -87,7 +87,7 @@ class LateHooks:
             self._put, self._taken_off, self.is_changed = {}, [], False
 
     def inline(self) -> None:
-        """Be told that hooks are part of what is compiled."""
+        """Note hooks that are part of what is compiled."""
         self._inlines = True
 
     def put_on(self, handle: RemovableHandle, tensor: torch.Tensor, hook: Any, kind: str) -> None:
@@ -218,7 +218,7 @@ def _hooks_of(leaf: torch.Tensor, kind: str) -> Mapping[int, Any]:
 
 @contextmanager
 def hooks_watched() -> Iterator[None]:
-    """Have ``LATE`` told of hooks that are put on and taken off."""
+    """Tell ``LATE`` of hooks that are put on and taken off while this is open."""
     kind: Any = torch.Tensor
     put_on, put_behind, remove = kind.register_hook, kind.register_post_accumulate_grad_hook, RemovableHandle.remove
 

@@ -342,7 +342,7 @@ def obeys_layout(gradient: torch.Tensor, variable: torch.Tensor) -> bool:
 
 
 def final_callbacks() -> None:
-    """Nothing: the engine that stands before PyTorch's calls them when the backward has returned."""
+    """Do nothing: the engine in front of PyTorch's calls them when the backward has returned."""
 
 
 def find_engine_only(graph: torch.fx.Graph, frame: Frame) -> str | None:

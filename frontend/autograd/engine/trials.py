@@ -83,7 +83,7 @@ class Trial:
 
 
 def rank(these: Sequence[float], those: Sequence[float]) -> float:
-    """By how many standard deviations these rank above as many others, if both are drawn alike."""
+    """The number of standard deviations by which these rank above as many others, if both are drawn alike."""
     count = len(these)
     above = sum(mine > other for mine in these for other in those)
     return (above - count**2 / 2) / sqrt(count**2 * (2 * count + 1) / 12)

@@ -81,7 +81,7 @@ class OpenSizes:
     def __init__(self, structure: Structure) -> None:
         example = structure.example()
         if example is None:
-            raise CaptureError("its sizes were 0 or 1 whenever they were others", "begin with greater sizes")
+            raise CaptureError("in no step so far were all sizes that differ 2 or more", "begin with greater sizes")
         self._index = structure.samples.index(example)
         self.env = ShapeEnv()
         self.mode = FakeTensorMode(allow_non_fake_inputs=True, shape_env=self.env)
@@ -188,7 +188,7 @@ class OpenSizes:
         places = {name: expected.index(name) for name in names.values() if name in expected}
         lost = find_symbols([n for n in expected if not isinstance(n, float)]) - places.keys()
         if lost:
-            raise CaptureError(f"nothing tells the size {sorted(lost)[0]}", "report it")
+            raise CaptureError(f"no input and no number tells the open size {sorted(lost)[0]}", "report it")
         conditions = [to_expression(expr, names) for expr in find_conditions(self.env)]
         floats = {symbol.node.expr for symbol in self.floats}
         whole = [name for symbol, name in names.items() if symbol not in floats]

@@ -32,7 +32,7 @@ class ShortPlan(Protocol):
 
     @property
     def accumulations(self) -> tuple[tuple[int, int, bool], ...]:
-        """Into which parameter which result is accumulated, and whether nobody else has that."""
+        """Each as (parameter, result that is accumulated into it, whether nobody else has that result)."""
 
     @property
     def results(self) -> tuple[int, ...]:

@@ -89,7 +89,7 @@ class TracedRun(Interpreter):
 
 
 class ExactRun(TracedRun):
-    """As :class:`TracedRun`, with every number in float64."""
+    """Runs a traced graph as :class:`TracedRun` does, with every number in float64."""
 
     def _convert(self, value: Any) -> Any:
         return _widen(value)

@@ -114,7 +114,7 @@ class History:
         return len(graphs) == MOST_GRAPHS and sum(runs.count > 0 for runs in graphs) <= 1
 
     def drop(self, variant: Variant) -> None:
-        """Have a variant used no more."""
+        """Stop using a variant."""
         variant.is_gone = True
         if (structure := variant.structure) is not None:
             structure.variants = [other for other in structure.variants if other is not variant]

@@ -277,7 +277,7 @@ class Recorder(torch.fx.Interpreter):
         return any(user is not node and user > node and not _is_last_look(user) for user in gradient.users)
 
     def _settle_accumulations(self) -> None:
-        """Of an accumulation, inline all post-accumulate hooks or none: the gradient is theirs alone, or everyone's."""
+        """Inline all post-accumulate hooks of an accumulation or none: the gradient is theirs alone, or everyone's."""
         self.gradients = {number: [*given] for number, given in self._accumulated.items()}
         for hooks in find_accumulations(self.capture).values():
             calls = [self.inlined.get(hook) for hook in hooks]

@@ -68,10 +68,10 @@ def has_firm_calls(recorder: Recorder) -> bool:
 
 
 def find_firm_places(node: torch.fx.Node, results: Sequence[Any], recorder: Recorder) -> tuple[int, ...]:
-    """Of which results of a custom function or a hook, as they were recorded, a compiled backward takes for granted
-    that they are there, or that they are not: of gradients that were None, those that lead on; all, where the function
-    wrote to a view, whose base has no gradient if what was written to it has none. A hook gives None for None. Where
-    zeros cannot stand for None, all that lead on are."""
+    """Find the results of custom functions and hooks that a compiled backward takes for granted to be there, or not to
+    be, as they were recorded: of gradients that were None, those that lead on; all, where the function wrote to a view,
+    whose base has no gradient if what was written to it has none. A hook gives None for None. Where zeros cannot stand
+    for None, all that lead on are."""
     present, is_unsafe = recorder.present, node.name in recorder.unsafe
     if node.target is call_user_hook:
         gradients = node.args[1]

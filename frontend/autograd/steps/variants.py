@@ -50,7 +50,7 @@ class CompiledStructure(Structure):
     variants: list[Variant] = field(default_factory=list)
 
     def refuse(self, reason: str) -> None:
-        """As for any structure; what was compiled is no longer for it."""
+        """Refuse a structure, and drop what was compiled for it."""
         self.variants.clear()
         super().refuse(reason)
 

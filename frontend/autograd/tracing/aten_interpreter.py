@@ -244,7 +244,9 @@ class AtenInterpreter(torch.fx.Interpreter):
         where they come from to ``sources``."""
         rest = find_rest(node)
         if any(isinstance(leaf, torch.SymInt) for o in rest for leaf in torch.utils._pytree.tree_leaves(self.env[o])):
-            raise CaptureError("a size is on its way past a custom function that gave no gradient", "report it")
+            raise CaptureError(
+                f"{node.name} gave no gradient, and a size is needed behind it, which cannot be handed on", "report it"
+            )
         return calls.sequence([_value_template(self.env[other], values, other.name, sources) for other in rest])
 
     def _let_go_inputs(self) -> None:

@@ -57,7 +57,7 @@ class RunsEagerly(Exception):
 
 
 class NeedsEngine(RunsEagerly):
-    """It is to run in PyTorch's engine each time: the capture, run eagerly, is not enough."""
+    """Raised for a backward that is to run in PyTorch's engine each time: its capture, run eagerly, is not enough."""
 
 
 class TakesTurn(RunsEagerly):
@@ -168,7 +168,7 @@ class OrderedCompiler(AutogradCompilerInstance):
         return used
 
     def move_graph_nodes_to_cuda(self, graph: torch.fx.Graph) -> list[int]:
-        """Nothing: that is for Inductor's CUDA graphs."""
+        """Do nothing: that is for Inductor's CUDA graphs."""
         return []
 
     def _size(self) -> int:
@@ -194,7 +194,7 @@ class OrderedCompiler(AutogradCompilerInstance):
             self._names = [self._names[i] for i in order]
 
     def reorder_tensor_pre_hook_nodes(self) -> None:
-        """Nothing: see the module."""
+        """Do nothing; the module's docstring says why."""
 
     reorder_pre_hook_nodes_to_schedule_asap = reorder_tensor_pre_hook_nodes
     reorder_accumulate_grad_nodes = reorder_tensor_pre_hook_nodes

@@ -171,7 +171,7 @@ def is_overlapping(size: Sequence[int], stride: Sequence[int], holds: Judge = kn
 
 
 def _compare(one: int, other: int, holds: Judge) -> int:
-    """As for ``cmp_to_key``; what there is no telling of is equal."""
+    """Compare two numbers for ``cmp_to_key``; what cannot be told apart is equal."""
     return holds(one > other) - holds(other > one)
 
 

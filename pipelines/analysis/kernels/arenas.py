@@ -29,7 +29,7 @@ class Arena:
 
     @property
     def size(self) -> int:
-        """Its bytes."""
+        """The bytes of the arena."""
         return self.offsets[-1]
 
     def taken(self, hosts: Mapping[int, Host]) -> list[tuple[int, Slice]]:

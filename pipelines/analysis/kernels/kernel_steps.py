@@ -46,7 +46,7 @@ class StepList:
         self._places: dict[int, int] = {}
 
     def append(self, reads: Iterable[int], writes: Iterable[int]) -> None:
-        """One more kernel."""
+        """Append a kernel."""
         self._steps.append(Step(tuple(reads), tuple(writes)))
 
     def copy(self, value: int, times: int = 1) -> int:
@@ -72,7 +72,7 @@ class StepList:
         self._places[value] = self._places.get(earlier, earlier)
 
     def finish(self) -> Steps:
-        """All of them, each value in the buffer that it is in."""
+        """The steps, each value in the buffer that it is in."""
         return Steps(tuple(Step(self._find(s.reads), self._find(s.writes)) for s in self._steps), self.bytes)
 
     def _find(self, values: tuple[int, ...]) -> tuple[int, ...]:

@@ -61,8 +61,8 @@ def compute_peak(graph: JointGraph, plan: PartitionPlan, *, in_order: bool = Fal
 
 
 class Peaks:
-    """As ``compute_peak``, for many plans of one graph: their forwards run the same ops for the most part, of which it
-    is worked out once what they read."""
+    """Computes peaks as ``compute_peak`` does, for many plans of one graph. Their forwards mostly run the same ops, and
+    what those read is worked out once."""
 
     def __init__(self, graph: JointGraph) -> None:
         self._graph = graph

@@ -17,8 +17,8 @@ _INTEGER, _NONE = "torch.constant.int", "torch.constant.none"
 
 
 def count_parts(op: ir.Operation, name: str, operands: Sequence[tuple[int, ...] | None]) -> int:
-    """Into how many parts what the op ``name`` on operands of these shapes writes first is split: partial sums of a
-    product or a reduction, coordinates of a scatter along each axis; 1 for any other."""
+    """The number of parts into which IREE splits what the op ``name`` on operands of these shapes writes first: partial
+    sums of a product or a reduction, coordinates of a scatter along each axis; 1 for any other."""
     if name in INDEX_OPERANDS:
         return count_index_axes(op.operands[INDEX_OPERANDS[name]])
     if name in REDUCTIONS:

@@ -69,7 +69,7 @@ def repays_isolation(product: int, *others: int) -> bool:
 
 
 def find_isolated_products(graph: JointGraph, taken: KernelInputs, kernels: KernelRoots) -> dict[int, list[int]]:
-    """By the last op of a kernel, the products that run right before it, and not in it."""
+    """Map the last op of a kernel to the products that run right before it, and not in it."""
     found: dict[int, list[int]] = {}
     for number in taken.work:
         op = graph.ops[number]

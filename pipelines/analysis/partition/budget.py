@@ -195,7 +195,7 @@ def _fill_gaps(
 
 
 def _count_parts(cheap: Point, dear: Point, highest: int, spacing: float) -> int:
-    """Into how many steps of peak what lies between two points is divided."""
+    """The number of steps of peak into which what lies between two points is divided."""
     return min(8, math.ceil((cheap.peak - dear.peak) / (spacing * highest)))
 
 
@@ -249,8 +249,8 @@ def find_checkpoints(graph: JointGraph, segments: int) -> frozenset[int]:
 
 
 def find_triggers(graph: JointGraph, plan: PartitionPlan, checkpoints: Collection[int], most: int) -> list[int]:
-    """Of ``checkpoints``, values that the forward hands from one part to the next, at most ``most`` that cut off what
-    something in the backward of ``plan`` has computed anew when it first uses it: the most bytes first.
+    """Find at most ``most`` of ``checkpoints``, values that the forward hands from one part to the next, that cut off
+    what something in the backward of ``plan`` has computed anew when it first uses it: the most bytes first.
 
     Where a block of layers is recomputed, its result is often wanted first, by the gradient of the weight that it is
     multiplied with: all of the block is computed there and waits, while the backward is still at the layers behind it.

@@ -88,7 +88,7 @@ class JointGraph:
         return producer is not None and self.ops[producer].name in FILLS
 
     def count_bytes(self, number: int) -> int:
-        """Of the results of an op."""
+        """Count the bytes of an op's results."""
         return sum(self.values[result].bytes for result in self.ops[number].results)
 
     def form_of(self, value: int, same: Mapping[int, int] | Sequence[int]) -> tuple[int, Hashable | None]:
@@ -140,7 +140,7 @@ class JointGraph:
 
     @cached_property
     def buffers(self) -> tuple[tuple[int, ...], ...]:
-        """As ``storage``, where ``copied_views`` have memory of their own."""
+        """The ``storage`` of each value, where ``copied_views`` have memory of their own."""
         return self._find_storage(self.copied_views)
 
     @cached_property

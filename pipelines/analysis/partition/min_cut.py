@@ -192,5 +192,5 @@ def find_source_side(arcs: list[tuple[int, int, int]], source: int, sink: int) -
     solver.add_arcs_with_capacity(tails, heads, capacities)
     status = solver.solve(source, sink)
     if status != solver.OPTIMAL:
-        raise RuntimeError(f"min-cut: the flow solver gave {status.name}")
+        raise RuntimeError(f"min-cut: the flow solver gave {status.name}; partition='default' does without it")
     return frozenset(solver.get_source_side_min_cut())

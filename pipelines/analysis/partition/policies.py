@@ -98,7 +98,7 @@ class WithinBudget:
 
 @dataclass(frozen=True)
 class PointOfCurve:
-    """One point of a curve that was found of ``graph``: nothing is left to decide."""
+    """A policy that is one point of a curve found of ``graph``: nothing is left to decide."""
 
     point: Point
     curve: Curve = field(repr=False, compare=False)

@@ -71,7 +71,7 @@ class RecomputeCut:
         solver.add_arcs_with_capacity(self.tails, self.heads, np.concatenate([self.fixed, per_value, per_op]))
         status = solver.solve(self.source, self.sink)
         if status != solver.OPTIMAL:
-            raise RuntimeError(f"budget: the flow solver gave {status.name}")
+            raise RuntimeError(f"budget: the flow solver gave {status.name}; partition='default' does without it")
         reached = np.zeros(self.sink + 1, dtype=bool)
         reached[solver.get_source_side_min_cut()] = True
         saved = self.priced[reached[2 * self.priced] & ~reached[2 * self.priced + 1]]

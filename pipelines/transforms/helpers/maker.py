@@ -19,12 +19,12 @@ class Maker:
 
     @classmethod
     def before(cls, op: ir.Operation) -> Maker:
-        """One that puts ops in front of another, with its location."""
+        """Make a maker that puts ops in front of another, with its location."""
         return cls(ir.InsertionPoint(op), op.location)
 
     @classmethod
     def after(cls, op: ir.Operation) -> Maker:
-        """One that puts ops behind another, with its location."""
+        """Make a maker that puts ops behind another, with its location."""
         return cls(ir.InsertionPoint.after(op), op.location)
 
     def op(

@@ -16,7 +16,7 @@ Number: TypeAlias = int | ir.Value
 
 
 def take_slice(value: ir.Value, offsets: Sequence[Number], sizes: Sequence[Number], op: ir.Operation) -> ir.Value:
-    """Of each axis of ``value`` so many indices from an offset on, made before ``op``."""
+    """Make a slice of ``value`` before ``op``: of each axis a number of indices from an offset on."""
     starts, counts = _split(offsets), _split(sizes)
     attributes = {
         "static_offsets": ir.DenseI64ArrayAttr.get(starts[0]),

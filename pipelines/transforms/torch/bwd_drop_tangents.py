@@ -167,7 +167,7 @@ class _Sizes:
         return build.op(_ARITHMETIC[head], operands, ir.Type.parse(_INTEGER))
 
     def _take(self, name: str, op: ir.Operation) -> ir.Value:
-        """One more argument: a size that ``@forward`` takes."""
+        """Take one more argument: a size that ``@forward`` takes."""
         entry = next((e for e in self._known if e.get(BWD_ROLE) == SIZE and e.get(BWD_NAME) == name), None)
         if entry is None:
             message = f"bwd-drop-tangents: takes zeros of the size '{name}', which no function takes"

@@ -126,7 +126,7 @@ def _find_place(
 
 
 def _find_first(ops: Sequence[ir.Operation]) -> ir.Operation:
-    """Of ops of one block the one that stands before the others."""
+    """Find the op of one block that stands before the others."""
     first = ops[0]
     for op in ops[1:]:
         first = op if op.is_before_in_block(first) else first

@@ -82,7 +82,7 @@ class Packer(Protocol):
 
     @property
     def name(self) -> str:
-        """Its name on the module."""
+        """The name of the function on the module."""
 
     def pack(self, build: TorchBuilder, value: ir.Value, name: str) -> dict[str, ir.Value]:
         """The parts of the value called ``name``, by their own names."""
