@@ -53,6 +53,7 @@ from retrograd.frontend.traceable.portable_ops import portable_ops
 from retrograd.frontend.verification.as_traced import AsTraced, OtherThanTraced
 
 _LOG = logging.getLogger(__name__)
+aten = torch.ops.aten
 
 # Compiles a captured graph; returns the functions it became, by name.
 Build = Callable[[Captured], Mapping[str, CompiledFunction]]
@@ -202,7 +203,7 @@ def _compile(
         bw_compiler=compile_backward,
         inference_compiler=compile_inference,
         partition_fn=partition,
-        decompositions=refusing_written_windows(tracing_table()),
+        decompositions=refusing_written_windows(_table_for(graph_module)),
     )
     # AOTAutograd's cache keeps what compilers return, and ours return calls of a program loaded in this process. It
     # would not see the options either; the executables have a cache of their own.
@@ -216,6 +217,16 @@ def _compile(
     compiled = taking_numbers(compiled, graph_module, example_inputs)
     compiled = heeding_hooks(_left_to_eager(compiled, graph_module.forward), graph_module)
     return compiled if pair is None else inlined_in(compiled)
+
+
+def _table_for(graph_module: torch.fx.GraphModule) -> dict[Any, Callable[..., Any]]:
+    """The table to trace a graph by. Beside a scan, what detaches stays as it is: PyTorch keeps what a step returns,
+    detached, for the gradient, and takes a copy of it in place of that op for the copy which the step returns."""
+    table = tracing_table()
+    if any(node.target is torch.ops.higher_order.scan for node in graph_module.graph.nodes):
+        for op in (aten.detach.default, aten.alias_copy.default):
+            table.pop(op, None)
+    return table
 
 
 def _left_to_eager(compiled: Callable[..., Any], eager: Callable[..., Any]) -> Callable[..., Any]:

@@ -4,14 +4,15 @@
 
 SpecAugment masks are such: a function that takes sizes and probabilities draws a mask with numpy and returns it as an
 array, which the model makes a tensor of. Each call of the compiled program calls that function first, as eager would
-in the middle of it, and takes what it returns as one more argument.
+in the middle of it, and takes what it returns as one more argument. It draws the numbers that decide nothing, whatever
+they are (``coins.py``), at the same time.
 """
 
 from __future__ import annotations
 
 import sys
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -23,6 +24,7 @@ import torch
 from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as pytree
 
+from retrograd.frontend.python.coins import COINS, Coin, coin_of
 from retrograd.frontend.python.source_locations import CaptureError, is_user_file
 
 DRAWN = "retrograd_drawn"
@@ -35,15 +37,18 @@ _LOCK = threading.RLock()
 
 @dataclass(frozen=True)
 class DrawingCall:
-    """A call of a function that draws an array: of Python values alone, the same each time."""
+    """A call of a function that draws an array: of Python values alone, the same each time. Or of one that draws a
+    number, for which ``coin`` stands."""
 
-    function: FunctionType
+    function: Callable[..., Any]
     args: tuple[Any, ...]
     kwargs: Mapping[str, Any]
+    coin: Coin | None = None
 
-    def draw(self, device: torch.device) -> torch.Tensor:
-        """Call the function, and give a copy of its array as a tensor."""
-        return torch.tensor(self.function(*self.args, **self.kwargs), device=device)
+    def draw(self, device: torch.device) -> tuple[torch.Tensor, ...]:
+        """Call the function, and give a copy of its array, if it gives one, as a tensor."""
+        drawn = self.function(*self.args, **self.kwargs)
+        return () if self.coin is not None else (torch.tensor(drawn, device=device),)
 
 
 @dataclass(frozen=True)
@@ -56,7 +61,7 @@ class Drawing:
 
     def draw(self, device: torch.device) -> tuple[torch.Tensor, ...]:
         """Draw the arrays of a call of the model."""
-        return tuple(call.draw(device) for call in self.calls)
+        return tuple(array for call in self.calls for array in call.draw(device))
 
 
 class DrawnError(CaptureError):
@@ -151,16 +156,16 @@ class GivenArrays:
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         if DRAWN not in kwargs:
             return self.wrapped(*args, **kwargs)
-        remaining = iter(zip(self._calls, kwargs.pop(DRAWN), strict=True))
+        remaining, arrays = iter(self._calls), iter(kwargs.pop(DRAWN))
 
-        def give(function: FunctionType, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> DrawnArray:
-            call, drawn = next(remaining, (None, None))
-            if call is None or drawn is None or (call.function, call.args, call.kwargs) != (function, args, kwargs):
+        def give(function: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> DrawnArray | Coin:
+            call = next(remaining, None)
+            if call is None or (call.function, call.args, call.kwargs) != (function, args, kwargs):
                 raise CaptureError(
                     f"the model calls {function.__qualname__} otherwise at each call",
                     "call it outside of the model and pass what it gives as an argument",
                 )
-            return DrawnArray(drawn)
+            return DrawnArray(next(arrays)) if call.coin is None else call.coin
 
         with replaced({call.function for call in self._calls}, give), _Conversions():
             result = self.wrapped(*args, **kwargs)
@@ -176,13 +181,14 @@ def without_arrays(model: Callable[..., Any]) -> Callable[..., Any]:
 
 @contextmanager
 def replaced(
-    functions: set[FunctionType], give: Callable[[FunctionType, tuple[Any, ...], Mapping[str, Any]], Any]
+    functions: Collection[Callable[..., Any]],
+    give: Callable[[Callable[..., Any], tuple[Any, ...], Mapping[str, Any]], Any],
 ) -> Iterator[None]:
     """Have ``give`` called in place of these functions, wherever modules name them, until the block ends; in other
     threads they are themselves."""
     owner = threading.get_ident()
 
-    def stand_in(function: FunctionType) -> Callable[..., Any]:
+    def stand_in(function: Callable[..., Any]) -> Callable[..., Any]:
         def call(*args: Any, **kwargs: Any) -> Any:
             is_owner = threading.get_ident() == owner
             return give(function, args, kwargs) if is_owner else function(*args, **kwargs)
@@ -213,23 +219,32 @@ FindFrame = Callable[[Callable[[], Any], Callable[[], bool]], FrameType | None]
 def find_calls(
     run: Callable[[], Any], frame: FrameType | None, find_frame: FindFrame, drew: Callable[[], bool]
 ) -> tuple[DrawingCall, ...]:
-    """The calls that give all the arrays that ``run`` draws, found from the ``frame`` in which some were drawn first;
-    none where something is drawn in another way.
+    """The calls that give all the arrays and coins that ``run`` draws, found from the ``frame`` in which some were
+    drawn first; none where something is drawn in another way.
 
-    Each is of the outermost function around a frame that takes Python values alone. ``drew`` says whether numbers were
-    drawn since it was last asked.
+    Each call of an array is of the outermost function around a frame that takes Python values alone. ``drew`` says
+    whether numbers were drawn since it was last asked.
     """
-    functions: set[FunctionType] = set()
-    while frame is not None:
+    calls = _find_from(run, frame, find_frame, drew)
+    # The frame may be of a function that gives what it made of a coin.
+    return calls or _find_from(run, None, find_frame, drew)
+
+
+def _find_from(
+    run: Callable[[], Any], frame: FrameType | None, find_frame: FindFrame, drew: Callable[[], bool]
+) -> tuple[DrawingCall, ...]:
+    functions: set[Callable[..., Any]] = set(COINS)
+    first = None if frame is None else _find_function(frame)
+    functions.update(() if first is None else (first,))
+    while True:
+        seen = _Recorder(drew)
+        frame = find_frame(partial(seen.run, run, functions), seen.is_unchanged)
+        if frame is None:
+            return tuple(seen.calls) if seen.gives_known else ()
         function = _find_function(frame)
         if function is None or function in functions:
             return ()
         functions.add(function)
-        seen = _Recorder(drew)
-        frame = find_frame(partial(seen.run, run, functions), seen.is_unchanged)
-        if frame is None:
-            return tuple(seen.calls) if seen.gives_arrays else ()
-    return ()
 
 
 class _Recorder:
@@ -237,7 +252,7 @@ class _Recorder:
 
     def __init__(self, drew: Callable[[], bool]) -> None:
         self.calls: list[DrawingCall] = []
-        self.gives_arrays = True
+        self.gives_known = True
         self._drew = drew
         self._drew_outside = self._is_inside = False
 
@@ -246,14 +261,18 @@ class _Recorder:
         self._drew_outside |= not self._is_inside and self._drew()
         return not self._drew_outside
 
-    def run(self, run: Callable[[], Any], functions: set[FunctionType]) -> None:
+    def run(self, run: Callable[[], Any], functions: Collection[Callable[..., Any]]) -> None:
         """Run ``run``, and record the calls of these."""
         self._drew()
         with replaced(functions, self._call):
             run()
         self.is_unchanged()
 
-    def _call(self, function: FunctionType, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
+    def _call(self, function: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
+        coin = coin_of(function, args, kwargs) if function in COINS else None
+        # Arrays that such a function draws are another's affair.
+        if self._is_inside or (function in COINS and coin is None):
+            return function(*args, **kwargs)
         self.is_unchanged()
         self._is_inside = True
         try:
@@ -261,9 +280,9 @@ class _Recorder:
         finally:
             self._drew()
             self._is_inside = False
-        self.calls.append(DrawingCall(function, args, dict(kwargs)))
         is_array = type(result) is np.ndarray and result.dtype.kind in "biuf"
-        self.gives_arrays &= is_array and _are_plain((args, kwargs))
+        self.calls.append(DrawingCall(function, args, dict(kwargs), coin))
+        self.gives_known &= (is_array or coin is not None) and _are_plain((args, kwargs))
         return result
 
 

@@ -243,3 +243,40 @@ def test_of_a_function_whose_arguments_differ_the_first_is_not_taken_for_the_oth
 
     with pytest.raises(retrograd.CaptureError):
         retrograd.compile_backward(function, (torch.rand(4, 8, requires_grad=True),), cache=False)
+
+
+class Dropping(nn.Module):
+    """Leaves layers out by coins, with a probability of ``layerdrop``, in the ways in which libraries write it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.last = nn.Linear(8, 8), nn.Linear(8, 8)
+        self.layerdrop = 0.0
+
+    def forward(self, x: Tensor) -> Tensor:
+        if not self.training or random.random() >= self.layerdrop:
+            x = self.first(x)
+        probability = np.random.uniform(0, 1)
+        if probability < self.layerdrop or random.uniform(1, 2) < self.layerdrop:
+            return x
+        result: Tensor = self.last(x).sin() * torch.tensor(draw_weights(4))[:, None]
+        return result
+
+
+def test_coins_that_decide_nothing_are_drawn_and_others_refused() -> None:
+    torch.manual_seed(0)
+    model, x = Dropping(), torch.randn(4, 8)
+    compiled = retrograd.compile_backward(model, (x,), cache=False)
+    for seed in (0, 1):
+        results = []
+        for call in (compiled, model):
+            np.random.seed(seed)
+            random.seed(seed)
+            model.zero_grad()
+            call(x).square().sum().backward()
+            assert model.first.weight.grad is not None
+            results.append((model.first.weight.grad.clone(), np.random.rand(), random.random()))
+        torch.testing.assert_close(results[0], results[1])
+    model.layerdrop = 0.5
+    with pytest.raises(DrawnError, match="Python's random"):
+        compiled(x)

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch._dynamo.exc import BackendCompilerFailed, FailOnRecompileLimitHit
 from torch._dynamo.utils import counters
+from torch._higher_order_ops.scan import scan
 
 import retrograd
 from retrograd import build as builder
@@ -539,3 +540,20 @@ def test_what_is_only_updated_has_no_gradient() -> None:
             optimizer.step()
         assert [p.grad is None for p in of.parameters()] == [False, False, False, True, True]
     torch.testing.assert_close(model.state_dict(), reference.state_dict(), rtol=TOLERANCE, atol=TOLERANCE)
+
+
+def scanned(weight: Tensor, x: Tensor) -> Tensor:
+    def step(state: Tensor, row: Tensor) -> tuple[Tensor, Tensor]:
+        state = torch.tanh(state @ weight + row)
+        return state, state.clone()
+
+    last, rows = scan(step, torch.zeros(2, 4), x)
+    result: Tensor = rows.square().sum() + last.sum()
+    return result
+
+
+def test_a_scan_is_run_in_torch() -> None:
+    """What PyTorch keeps of a step for the gradient is not the copy that the step returns."""
+    weight, x = (torch.rand(n, 4, requires_grad=True) for n in (4, 6))
+    compiled = torch.compile(scanned, backend="retrograd")
+    assert_eager(compiled, scanned, weight, x.view(3, 2, 4).detach())
