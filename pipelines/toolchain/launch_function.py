@@ -47,7 +47,7 @@ _Command = Callable[[Callable[[Place | _Slot], Place]], Step]
 
 @dataclass
 class _Commands:
-    """What a command buffer records, in order."""
+    """The commands that a command buffer records, in order."""
 
     steps: list[_Command] = field(default_factory=list)
 
