@@ -35,6 +35,7 @@ from retrograd.frontend.doors.eager_peak import eager_peak_of_graph
 from retrograd.frontend.doors.graph_calls import CompiledFunction, graph_caller, size_values
 from retrograd.frontend.doors.inner_gradients import heeding_hooks
 from retrograd.frontend.doors.second_derivatives import SecondDerivatives
+from retrograd.frontend.doors.unseen_modes import telling_modes
 from retrograd.frontend.hooks.pack_hooks import find_open_pair, guard_hooks, hidden_hooks, inlined_in
 from retrograd.frontend.islands.island_choice import draws_numbers
 from retrograd.frontend.layers.random_ops import find_seed
@@ -190,7 +191,8 @@ def _compile(
 
     def compile_backward(traced: torch.fx.GraphModule, _inputs: Any) -> Any:
         keep_residuals()
-        return boxed(graph_caller(traced, functions[BACKWARD], restride=0, sizes=sizes, traced=as_traced.pop()))
+        call = graph_caller(traced, functions[BACKWARD], restride=0, sizes=sizes, traced=as_traced.pop())
+        return boxed(telling_modes(call))
 
     def compile_inference(traced: torch.fx.GraphModule, _inputs: Any) -> Any:
         (output,) = traced.graph.find_nodes(op="output")

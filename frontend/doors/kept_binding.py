@@ -28,6 +28,7 @@ from torch._functorch._aot_autograd.aot_autograd_result import (
 
 from retrograd.frontend.doors.call_plan import CallPlan, Tensors, boxed
 from retrograd.frontend.doors.second_derivatives import SecondDerivatives
+from retrograd.frontend.doors.unseen_modes import telling_modes
 from retrograd.frontend.layers.random_ops import draw_seed
 
 # What AOTAutograd hands to its own cache, by the names of its parameters there.
@@ -148,7 +149,7 @@ def rebind(
         more = [lambda _: draw_seed().to(device)] if has_seed else []
         return boxed(plan.caller(run, more))
 
-    calls = caller(*kept.forward, forward), caller(*kept.backward, backward)
+    calls = caller(*kept.forward, forward), caller(*kept.backward, telling_modes(backward))
     with SecondDerivatives(name).open():
         run = result._apply_runtime_wrappers(*calls, True, config)
     return recording_what_is_needed(run, kept.unread)

@@ -37,6 +37,7 @@ from retrograd.frontend.doors.graph_calls import (
 )
 from retrograd.frontend.doors.kept_binding import BindingRecord, recording_what_is_needed
 from retrograd.frontend.doors.second_derivatives import SecondDerivatives
+from retrograd.frontend.doors.unseen_modes import telling_modes
 from retrograd.frontend.hooks.hook_calls import calls_hooks, refusing_writes
 from retrograd.frontend.hooks.pack_hooks import hidden_hooks
 from retrograd.frontend.preparation.narrowing import narrow_graphs, part_names
@@ -70,7 +71,7 @@ def bind(
         if calls_hooks(gm.graph):
             inputs = {n.name for n in captured.graph_module.graph.find_nodes(op="placeholder") if not is_tangent(n)}
             call = refusing_writes(call, gm.graph, inputs)
-        return boxed(call)
+        return boxed(telling_modes(call))
 
     sizes, undefined, traced = size_values(captured.graph_module), UndefinedTangents(), captured.as_traced
     whole = undefined.open() if backward.without is not None else nullcontext()

@@ -188,6 +188,13 @@ def test_modes_are_those_of_the_compilation(step: Step, model: nn.Module) -> Non
             retrograd.compile_backward(model, (x,))
 
 
+def test_a_mode_that_is_open_at_the_backward_alone_is_told() -> None:
+    x = torch.rand(3, requires_grad=True)
+    output = retrograd.compile_backward(torch.sin, (x,))(x)
+    with FlopCounterMode(display=False), pytest.warns(UserWarning, match=r"FlopCounterMode is open at backward\(\)"):
+        output.sum().backward()
+
+
 def test_transforms_are_refused(step: Step) -> None:
     x = argument()
     for transform, given in ((torch.func.grad(lambda t: step(t).sum()), x), (torch.vmap(step), x.expand(2, 2, 4))):
