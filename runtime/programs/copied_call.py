@@ -6,18 +6,16 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING, Any, TypeGuard
+from typing import Any, TypeGuard
 
 import torch
 from iree.runtime import VmVariantList
 from torch.utils.dlpack import to_dlpack
 
 from retrograd.runtime.programs.known_forms import guard_forms
+from retrograd.runtime.programs.placed import Placed, place_results
 from retrograd.runtime.programs.plain_call import PlainCall
 from retrograd.runtime.programs.tensors import BINDING_ERRORS
-
-if TYPE_CHECKING:
-    from retrograd.runtime.programs.loaded import Placed
 
 MOST_BYTES = 16384
 """Of each tensor. To import one, and to end that, takes as long as to copy some 10 KiB; of a GPT-2 with 70 tensors of
@@ -55,10 +53,10 @@ class CopiedCall(PlainCall):
         self.is_careless = is_careless
         with torch.no_grad():
             self._guard = guard_forms(arguments)
-        self._storage = [torch.empty(t.shape, dtype=t.dtype, device="cpu") for t in (*arguments, *results)]
-        for place in placed:
-            number = len(arguments) + place.result
-            self._storage[number] = place.view(self._storage, self._storage[number])
+        given = [torch.empty(t.shape, dtype=t.dtype, device="cpu") for t in arguments]
+        written = [torch.empty(t.shape, dtype=t.dtype, device="cpu") for t in results]
+        place_results(placed, given, written)
+        self._storage = [*given, *written]
         self._packed = VmVariantList(len(self._storage))
         for number, tensor in enumerate(self._storage, -len(arguments)):
             own = self._copied.get(number) if number >= 0 else self._filled.get(number + len(arguments))

@@ -32,8 +32,9 @@ from retrograd.runtime.programs.devices import (
     torch_device_of,
 )
 from retrograd.runtime.programs.errors import ExecutionError
-from retrograd.runtime.programs.loaded import Argument, Loaded, OutOfDeviceMemory, Placed
+from retrograd.runtime.programs.loaded import Argument, Loaded, OutOfDeviceMemory
 from retrograd.runtime.programs.openmp import release_threads
+from retrograd.runtime.programs.placed import Placed, place_results
 from retrograd.runtime.programs.plain_call import PlainCall
 from retrograd.runtime.programs.tensors import (
     ALIGNMENT,
@@ -165,8 +166,10 @@ class Program:
         give_up(arguments, function.donated)
         take_joined(arguments, function.arenas)
         self._invoke(loaded, name, arguments, results, storages, same_step)
+        found = [*results]
+        place_results(function.placed, arguments, found)
         for placed in function.placed:
-            results[placed.result].copy_(placed.view(arguments, results[placed.result]))
+            results[placed.result].copy_(found[placed.result])
         return None
 
     def invoke_on_new(

@@ -12,14 +12,21 @@ import zipfile
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, TypeAlias
 
 import torch
 from iree import runtime as iree_runtime
 from torch.utils.dlpack import to_dlpack  # ten times faster than Tensor.__dlpack__
 
 from retrograd.contract.archive import part_members
-from retrograd.contract.attributes import BWD_COPIED, BWD_DONATED, BWD_FILLED, BWD_JOINED, BWD_PLACED
+from retrograd.contract.attributes import (
+    BWD_COPIED,
+    BWD_COPIED_OUT,
+    BWD_DONATED,
+    BWD_FILLED,
+    BWD_JOINED,
+    BWD_PLACED,
+)
 from retrograd.runtime.cuda.driver import open_driver
 from retrograd.runtime.cuda.launcher import Launcher
 from retrograd.runtime.programs.arenas import Arena, read_arenas
@@ -27,6 +34,7 @@ from retrograd.runtime.programs.call_times import CallTimes
 from retrograd.runtime.programs.declaration import DeclaredTensor, parse_results
 from retrograd.runtime.programs.devices import DEFAULT_DRIVER, Device, abandon_after_fork, has_one_worker, made_current
 from retrograd.runtime.programs.errors import ExecutionError, first_line
+from retrograd.runtime.programs.placed import Placed, read_placed
 from retrograd.runtime.programs.plain_call import PlainCall
 from retrograd.runtime.programs.staging import ResidentError, Staging
 from retrograd.runtime.programs.tensors import BINDING_ERRORS, CopyDenied
@@ -241,7 +249,7 @@ class Loaded:
             function = Function(name, handle, declaration, parse_results(declaration))
             function.donated = tuple(map(int, _said(handle, BWD_DONATED)))
             function.arenas = read_arenas(_said(handle, BWD_JOINED))
-            function.placed = tuple(Placed(*map(int, text.split(":"))) for text in _said(handle, BWD_PLACED))
+            function.placed = read_placed(_said(handle, BWD_PLACED), _said(handle, BWD_COPIED_OUT))
             copied = frozenset(map(int, _said(handle, BWD_COPIED)))
             function.filled = frozenset(map(int, _said(handle, BWD_FILLED)))
             if self.device.torch_device.type == "cpu":
@@ -326,24 +334,6 @@ class Function:
             if not declared.fits(tensor):
                 given = f"{tensor.dtype} {list(tensor.shape)}"
                 raise ExecutionError(f"{self.name}: result {index} is {given}, but the function writes {declared}")
-
-
-class Placed(NamedTuple):
-    """A result that lies in an argument, by numbers: at an offset in it, and of a size, in bytes."""
-
-    result: int
-    argument: int
-    offset: int
-    size: int
-
-    def view(self, arguments: Sequence[Argument], like: torch.Tensor) -> torch.Tensor:
-        """A tensor of sizes, strides and type as ``like`` at the place, which autograd takes for one of its own."""
-        host = arguments[self.argument]
-        assert isinstance(host, torch.Tensor)
-        first = (host.storage_offset() * host.element_size() + self.offset) // like.element_size()
-        return torch.empty(0, dtype=like.dtype, device=host.device).set_(
-            host.untyped_storage(), first, like.shape, like.stride()
-        )
 
 
 def _read_parts(vmfb: bytes) -> list[bytes]:

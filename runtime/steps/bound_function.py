@@ -14,7 +14,7 @@ from retrograd.contract.tensors import FunctionSpec
 from retrograd.runtime.programs.arenas import Arena, ResultArena, result_arenas, take_joined
 from retrograd.runtime.programs.copied_call import CopiedCall
 from retrograd.runtime.programs.executor import Argument, Program
-from retrograd.runtime.programs.loaded import Placed
+from retrograd.runtime.programs.placed import Placed, copy_out, place_results
 from retrograd.runtime.programs.tensors import give_up
 
 
@@ -75,13 +75,15 @@ class BoundFunction:
         owned = arguments if isinstance(arguments, list) else [*arguments]
         give_up(owned, self._donated)
         take_joined(owned, self._arenas)
-        for placed in self._placed:
-            results[placed.result] = placed.view(owned, results[placed.result])
+        own = [*results]
+        place_results(self._placed, owned, results)
         try:
-            return self._invoke(owned, results)
+            results = self._invoke(owned, results)
         finally:
             # Nobody is to read what is written over.
             owned.clear()
+        copy_out(self._placed, own, self._fresh, results)
+        return results
 
     def short_call(self) -> ShortCall | None:
         """How it is called on copies of small tensors; None where it is not called so, or not yet."""

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from retrograd.pipelines.analysis.kernels import arenas
 from retrograd.pipelines.analysis.kernels.arenas import can_join, fill_arena, join
-from retrograd.pipelines.analysis.kernels.hosted_buffers import Host, Place
+from retrograd.pipelines.analysis.kernels.hosted_buffers import Host, Place, place_largest
 from retrograd.pipelines.analysis.kernels.scratch_layout import Slice
 from retrograd.pipelines.stream.packings import plan_hosted
 from retrograd.pipelines.stream.result_storage import JOINED, Scratch, Storage
@@ -92,3 +92,28 @@ def test_arenas_that_save_next_to_nothing_are_left_alone() -> None:
     packing = plan_hosted(_scratch(storages, [(101, 102)]), [Slice(0, 9, 16 * KIB + 64)], loose=False)
     assert packing.size == 16 * KIB + 64
     assert not packing.choice.arenas
+
+
+def test_a_small_result_is_copied_where_that_saves_what_it_takes() -> None:
+    """A block of 64 KiB is there until the result is written; the memory that was given up is dead by then."""
+    slices, lives = [Slice(0, 9, 64 * KIB)], [(0, 6)]
+    storages = _storages([1024 * KIB], [(6, 32 * KIB)], "several")
+    packing = plan_hosted(_scratch(storages, lives), slices, loose=False)
+    assert packing.choice.placed == {1: Place(0, 0)}
+    assert packing.choice.copied == {1}
+    assert packing.size == 32 * KIB
+    # It would be in memory twice when the function returns.
+    without = plan_hosted(_scratch(storages, []), [], loose=False)
+    assert not without.choice.placed
+    # To copy more would take time.
+    large = _storages([1024 * KIB], [(6, 80 * KIB)], "several")
+    assert not plan_hosted(_scratch(large, [(0, 6)]), [Slice(0, 9, 128 * KIB)], loose=False).choice.copied
+
+
+def test_the_largest_results_are_copied() -> None:
+    hosts = {0: Host(64 * KIB, -1, 2), 3: Host(64 * KIB, -1, 4)}
+    results = {n: Slice(n, 99, size * KIB) for n, size in ((3, 16), (5, 32), (7, 24), (9, 1))}
+    # In what was free last, and no more than 60 KiB; what is smaller than a place is worth stays.
+    assert place_largest(results, hosts, {}, 60 * KIB) == {5: Place(3, 0), 7: Place(3, 32 * KIB)}
+    taken = {3: [(0, Slice(4, 99, 48 * KIB))]}
+    assert place_largest(results, hosts, taken, 60 * KIB) == {5: Place(0, 0), 7: Place(0, 32 * KIB)}

@@ -103,6 +103,34 @@ def place_results(
     return {number: place for number, place in placed.items() if place.host in filled}
 
 
+def place_largest(
+    results: Mapping[int, Slice],
+    hosts: Mapping[int, Host],
+    taken: Mapping[int, Sequence[tuple[int, Slice]]],
+    most: int,
+) -> dict[int, Place]:
+    """Places for the largest of ``results``, by number, of ``most`` bytes together, in ``hosts`` that hold nothing any
+    more when they are written, where others lie already, ``taken``. Of hosts that fit each takes the one that was free
+    last, and leaves the others to what is written before it."""
+    rooms = {number: _Room(host, taken.get(number, ())) for number, host in hosts.items()}
+    placed: dict[int, Place] = {}
+    for result in sorted(results, key=lambda n: (-results[n].size, results[n].first)):
+        part = results[result]
+        if not LEAST_PLACED <= part.size <= most:
+            continue
+        fits = [
+            (-hosts[number].last, *fit, number)
+            for number, room in rooms.items()
+            if (fit := room.find_gap(part)) is not None
+        ]
+        if fits:
+            *_, offset, host = min(fits)
+            rooms[host].taken.append((offset, part))
+            placed[result] = Place(host, offset)
+            most -= part.size
+    return placed
+
+
 def find_hosts(
     slices: Sequence[Slice],
     hosts: Sequence[Host],
