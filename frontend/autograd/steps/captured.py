@@ -5,14 +5,12 @@ from the second set of them on for all that differ as these two do."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from functools import partial
 from typing import Any
 
 import torch
 
-from retrograd.frontend.autograd.engine.background import BackgroundWork
 from retrograd.frontend.autograd.engine.late_hooks import LATE, LATE_HOOKS, LateHook
 from retrograd.frontend.autograd.engine.python_calls import (
     Frame,
@@ -24,20 +22,18 @@ from retrograd.frontend.autograd.engine.python_calls import (
 from retrograd.frontend.autograd.engine.trials import Trial, can_be_timed
 from retrograd.frontend.autograd.hooks.hook_identity import HookIdentity
 from retrograd.frontend.autograd.hooks.hook_inlining import NO_SITES, SiteKey, find_sites, read_sites
-from retrograd.frontend.autograd.sizes.open_variants import trace_variant
 from retrograd.frontend.autograd.sizes.skeleton import read_skeleton
-from retrograd.frontend.autograd.sizes.structure import find_fixed, take_sample, translate_sample
+from retrograd.frontend.autograd.steps.compilation import Builder, Compilation
 from retrograd.frontend.autograd.steps.guards import StepGuard
-from retrograd.frontend.autograd.steps.history import CHURN, History, Runs
+from retrograd.frontend.autograd.steps.history import CHURN, History
 from retrograd.frontend.autograd.steps.known_variants import KnownVariants
-from retrograd.frontend.autograd.steps.python_side import FAILURES, Compiled
-from retrograd.frontend.autograd.steps.recompile_reasons import Situation, describe_situation, explain_difference
+from retrograd.frontend.autograd.steps.python_side import FAILURES
 from retrograd.frontend.autograd.steps.recorder import Recorder, make_runnable, opaque_kind
 from retrograd.frontend.autograd.steps.resumption import GivenGradients, has_firm_calls, resume
 from retrograd.frontend.autograd.steps.shared_memory import Shared, find_shared
 from retrograd.frontend.autograd.steps.step_key import StepKey, StepOptions
 from retrograd.frontend.autograd.steps.unsafe_zeros import find_unsafe_calls
-from retrograd.frontend.autograd.steps.variants import CompiledStructure, Use, Variant, kind_of, rehearse
+from retrograd.frontend.autograd.steps.variants import Use
 from retrograd.frontend.autograd.tracing.compiler import (
     BackwardRun,
     NeedsEngine,
@@ -46,19 +42,13 @@ from retrograd.frontend.autograd.tracing.compiler import (
     RuntimeCapture,
     TakesTurn,
 )
-from retrograd.frontend.autograd.tracing.trace import TracedBackward, trace_backward
-from retrograd.frontend.hooks.hook_marks import describe_hook
-from retrograd.frontend.python.source_locations import CaptureError
 
 # In how many ways the tensors of a capture may share memory before that is of no interest.
 MOST_SHARED = 2
 # Steps at which a hook may set up a state of its own before it is compiled; one that always does is called in Python.
 MOST_SET_UPS = 2
 
-# Compiles a graph as these options say; also tells whether it was compiled before, for another capture.
 # Takes the options of a scope, of which it knows more than is to be known here.
-Builder = Callable[[TracedBackward, Any], tuple[Compiled, bool]]
-# Takes such options as well.
 Tracing = Callable[[Any], AbstractContextManager[Any]]
 # By which a guard tells steps apart: options, hooks that are inlined, inputs, sizes, numbers.
 _Step = tuple[StepOptions, SiteKey, Sequence[torch.Tensor], Sequence[int], Sequence[Any]]
@@ -84,7 +74,7 @@ class CapturedBackward:
         build: Builder,
         tracing: Tracing = _as_it_is,
     ) -> None:
-        self._options, self._build, self._tracing = options, build, tracing
+        self._options, self._tracing = options, tracing
         self._module = make_runnable(capture.graph_module)
         self._nodes, self._history = capture.nodes, history
         self._sites = tuple(find_sites(self._module.graph).values())
@@ -96,6 +86,8 @@ class CapturedBackward:
             for user in node.users
         )
         self._known = KnownVariants(self._skeleton, self._nodes, history)
+        graph = self._module.graph
+        self._compilation = Compilation(graph, self._nodes, self._sites, self._skeleton, history, self._known, build)
         # What ran at the last step that found something.
         self._last: Use | None = None
         # The ways in which tensors shared memory.
@@ -104,10 +96,8 @@ class CapturedBackward:
         self._engine_reason: str | None = None
         self._set_ups = 0
         self._given = GivenGradients()
-        # Whether it came before, and how often what was compiled of it has run.
-        self._was_met, self._runs = False, Runs()
-        # What a rehearsal gave, where that is what the step gives.
-        self._rehearsed: list[Any] | None = None
+        # Whether it came before.
+        self._was_met = False
 
     def run(
         self,
@@ -133,7 +123,7 @@ class CapturedBackward:
         if last is not None and last.direct is not None:
             is_like_it = self._is_like(last, (options, NO_SITES, inputs, sizes, numbers), run, lying=True)
             if is_like_it and (given := last.direct.run(inputs)) is not None:
-                self._runs.count += 1
+                self._compilation.runs.count += 1
                 return given
         frame = Frame(inputs, hooks, packed, scalars, lambda number: self._skeleton.slots[number].read(sizes))
         scalars = numbers
@@ -177,9 +167,9 @@ class CapturedBackward:
                 recorder = recorder.with_calls(dict.fromkeys(recorder.inlined, why))
             if identity.tensors:
                 self._known.note_reads(key, identity.tensors.values())
-            if use is None or not self._try(use, recorder, frame, key):
-                self._compile(recorder, frame, key)
-            given, self._rehearsed = self._rehearsed, None
+            if use is None or not self._compilation.rehearse(use, recorder, frame, key):
+                self._compilation.compile(recorder, frame, key)
+            given, self._compilation.rehearsed = self._compilation.rehearsed, None
             run.was_recorded = given is None
             return results if given is None else given
 
@@ -228,7 +218,7 @@ class CapturedBackward:
     def _use(self, use: Use, frame: Frame, sizes: Sequence[int]) -> list[Any]:
         """The results of a step that is compiled; it ends in eager where a custom function, or a hook on a node,
         gives gradients that what is compiled has no place for."""
-        self._runs.count += 1
+        self._compilation.runs.count += 1
         scalars, hooks, packed = frame.scalars, frame.hooks, frame.packed
         try:
             results = use.run(frame)
@@ -288,114 +278,3 @@ class CapturedBackward:
             what = "a custom function or a hook"
             self._known.refuse(key, f"{lacking}, of {what}, gives a gradient at some steps, and None at others")
         return False
-
-    def _describe(self, frame: Frame, key: StepKey) -> Situation:
-        """Describe the capture that is compiled now, in the words of the user's code."""
-        hooks = [describe_hook(frame.hooks[site.hook]) for site in self._sites]
-        results: Any = self._module.graph.output_node().args[0]
-        returned = sum(result is not None for result in results)
-        numbers = [(s.node, s.constant) for s in self._skeleton.slots if s.constant is not None]
-        return describe_situation(self._nodes, hooks, returned, numbers, frame.inputs, key)
-
-    def _compile(self, recorder: Recorder, frame: Frame, key: StepKey) -> None:
-        """Compile what was recorded: for all sizes that differ as they did so far, or else for these alone. What cannot
-        be compiled runs eagerly, and the history says why."""
-        if not self._known.has_compiled:
-            self._history.note_graph(self._runs)
-        self._known.note_compiled(key)
-        make = partial(self._add, recorder=recorder, frame=frame, key=key)
-        notes: list[str] = []
-        try:
-            for structure in self._learn(recorder, frame, key):
-                if structure.is_open and not self._known.has_tried(structure, frame, key):
-                    try:
-                        if make(self._trace_open(structure, recorder, frame, key)):
-                            return
-                    except Exception as error:  # noqa: BLE001 (it is compiled for these numbers alone)
-                        structure.refuse(f"{type(error).__name__}: {error}")
-                notes += structure.notes
-            traced = trace_backward(recorder, frame.inputs, key.sizes, frame.scalars, shared=key.shared)
-            numbering = self._known.numbering(frame)
-            kind, notes = kind_of(key, numbering), [*recorder.notes, *notes]
-            make(Use(Variant(kind, traced, self._describe(frame, key), tuple(notes), numbering), numbering))
-        except Exception as error:  # noqa: BLE001 (training goes on, whatever it is)
-            self._known.refuse(key, f"{type(error).__name__}: {error}")
-
-    def _learn(self, recorder: Recorder, frame: Frame, key: StepKey) -> Iterator[CompiledStructure]:
-        """Take the numbers of a step into account. Gives what is known of backwards like it, and then, where floats are
-        not left open, of those with the same floats."""
-        sample = take_sample(self._skeleton, frame.inputs, key.sizes, recorder.results)
-        whole = self._known.whole_structure(frame)
-        whole.float_sets.add(self._skeleton.floats)
-        kind = (self._nodes, find_fixed(self._skeleton, frame.inputs))
-        alike = self._history.exchange_last(kind, sample, self._skeleton)
-        if alike is not None and not whole.samples:
-            earlier = translate_sample(*alike, self._skeleton, sample)
-            whole.samples += [] if earlier is None else [earlier]
-            whole.is_borrowed = earlier is not None
-        if whole.fixed_floats is None:
-            whole.learn(sample)
-        yield whole
-        if whole.fixed_floats is not None:
-            structure = self._known.structure(frame)
-            structure.learn(sample)
-            yield structure
-
-    def _trace_open(self, structure: CompiledStructure, recorder: Recorder, frame: Frame, key: StepKey) -> Use:
-        """Trace for all sizes that differ as they did so far.
-
-        Raises:
-            CaptureError: they cannot be left open. Besides, whatever else fails in tracing.
-        """
-        numbering = self._known.numbering(frame)
-        situation = self._describe(frame, key)
-        variant = trace_variant(structure, self._skeleton, recorder, frame, key, situation, numbering)
-        given = variant.guard.read(*self._known.sizes(frame, key))
-        if given is None:
-            raise CaptureError("what the trace takes for granted does not hold for these sizes", "report it")
-        return Use(variant, numbering, given)
-
-    def _add(self, use: Use, *, recorder: Recorder, frame: Frame, key: StepKey) -> bool:
-        """Compile a variant, now or in the background; says whether the key is done with. In the background it is
-        rehearsed on another recorded run: to keep the first one would keep its tensors."""
-        variant, options = use.variant, key.options
-        if options.background:
-            variant.work = BackgroundWork(partial(self._build, variant.traced, options))
-        else:
-            variant.compiled, variant.known = self._build(variant.traced, options)
-        if variant.structure is not None:
-            variant.structure.variants.append(variant)
-        elif options.background:
-            self._known.remember(key, use)
-        return options.background or self._try(use, recorder, frame, key)
-
-    def _try(self, use: Use, recorder: Recorder, frame: Frame, key: StepKey) -> bool:
-        """Rehearse a variant on a recorded run; says whether the key is done with: not where it is wrong for open sizes
-        and these may be compiled for by themselves."""
-        variant = use.variant
-        try:
-            if variant.compiled is None:
-                assert variant.work is not None
-                variant.compiled, variant.known = variant.work.result()
-            frame.sizes = use.sizes
-            recorder = recorder.with_calls(variant.called)
-            problem, self._rehearsed = rehearse(variant.traced, variant.compiled, recorder, frame)
-            problem = None if problem is None else f"compiled, it is wrong: {problem}; report it"
-        except Exception as error:  # noqa: BLE001 (training goes on, whatever it is)
-            problem = f"{type(error).__name__}: {error}"
-        if variant.compiled is not None:
-            problem = variant.compiled.find_disagreement(problem)
-        if problem is None and not any(variant.right.values()):
-            reasons = explain_difference(variant.situation, self._history.situations)
-            self._history.situations.append(variant.situation)
-            outcome = "runs what was compiled before" if variant.known else "compiled"
-            assert variant.compiled is not None
-            self._history.add(outcome, self._nodes, (*reasons, *variant.notes, *variant.compiled.notes))
-        variant.right[use.ones] = problem is None
-        if problem is None:
-            self._known.remember(key, use)
-        elif variant.structure is None:
-            self._known.refuse(key, problem)
-        elif not use.ones:
-            variant.structure.refuse(problem)
-        return problem is None or variant.structure is None
