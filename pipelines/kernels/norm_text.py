@@ -11,8 +11,9 @@ from hashlib import sha256
 from retrograd.dialects import ir
 from retrograd.pipelines.kernels.expressions import TYPES, Statements, write_value
 from retrograd.pipelines.kernels.kernel import Kernel
-from retrograd.pipelines.kernels.norm_groups import ALL, COLUMN, ROW, WHOLE, Group, Placed, find_place, find_value
+from retrograd.pipelines.kernels.norm_groups import Group, Placed
 from retrograd.pipelines.kernels.questions import MOST
+from retrograd.pipelines.kernels.row_ops import ALL, COLUMN, ROW, WHOLE, find_place, find_value
 from retrograd.pipelines.transforms.helpers.generics import read_inputs
 
 _TEXT = '''"""A kernel that was written for ops along the same rows."""

@@ -23,9 +23,10 @@ from retrograd.pipelines.kernels.dispatch import create_dispatches
 from retrograd.pipelines.kernels.family import Compiled, Refusal
 from retrograd.pipelines.kernels.kernel import Kernel
 from retrograd.pipelines.kernels.matrices import find_buffer, is_aligned
-from retrograd.pipelines.kernels.norm_groups import Finder, Group, Placed, find_space
+from retrograd.pipelines.kernels.norm_groups import Finder, Group, Placed
 from retrograd.pipelines.kernels.norm_text import NormTile, list_tiles, write_kernel
 from retrograd.pipelines.kernels.questions import MEASURED, Chosen, Launch, Question, Run, Trial, pick
+from retrograd.pipelines.kernels.row_ops import find_space
 
 # Of the kernel that adds up what workgroups found, of a few columns each so that there are many.
 _LAST = Tiles(128, 8, 4, 1, 0)

@@ -17,17 +17,17 @@ from retrograd.dialects import ir
 from retrograd.dialects.context import make_context
 from retrograd.pipelines.devices.targets import find_target
 from retrograd.pipelines.infra.runner import run_pipeline
-from retrograd.pipelines.kernels import columns, norm_groups, products, rows, transposes
+from retrograd.pipelines.kernels import column_sums, products, row_ops, rows, transposes
 from retrograd.pipelines.kernels.choice import NAMES, with_kernels
 from retrograd.pipelines.stages import staged
 from retrograd.pipelines.toolchain.lowering_steps import lowering_pipeline
 
 SMALLEST = (
-    (columns, "FEWEST", 1),
-    (columns, "FEWEST_COLUMNS", 2),
-    (columns, "FEWEST_ROWS", 2),
-    (norm_groups, "FEWEST", 1),
-    (norm_groups, "SHORTEST", 2),
+    (column_sums, "FEWEST", 1),
+    (column_sums, "FEWEST_COLUMNS", 2),
+    (column_sums, "FEWEST_ROWS", 2),
+    (row_ops, "FEWEST", 1),
+    (row_ops, "SHORTEST", 2),
     (products, "FEWEST", 1),
     (products, "SHORTEST", 1),
     (rows, "FEWEST", 1),
