@@ -72,7 +72,7 @@ class ConvertLinalgToKernels(ModulePass):
 
     def apply(self, module: ir.Operation) -> None:
         chosen = self._read_tiles()
-        for name in self._find_families(module):
+        for name in self._find_families():
             self._convert(module, name, chosen)
 
     def _convert(self, module: ir.Operation, family: str, chosen: Chosen) -> None:
@@ -116,7 +116,7 @@ class ConvertLinalgToKernels(ModulePass):
         except ValueError as error:
             raise PassFailure(None, f"{self.name}: option tiles: {error}", "or leave it out") from error
 
-    def _find_families(self, module: ir.Operation) -> list[str]:
+    def _find_families(self) -> list[str]:
         names = self.families.split(",")
         unknown = [name for name in names if name not in FAMILIES]
         if unknown:

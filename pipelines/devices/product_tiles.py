@@ -165,7 +165,7 @@ _LAYOUTS = (("m k", "k n"), ("m k", "n k"), ("k m", "k n"))
 def _write_matchers(product: Product, tile: Tile) -> Iterator[str]:
     batch = ["b"] if product.batch else []
     names = [*batch, "m", "n", "k"]
-    config = write_info(write_lowering(tile, (0, 1), len(batch)), write_translation(tile))
+    config = write_info(write_lowering(tile, len(batch)), write_translation(tile))
     for layout in _LAYOUTS:
         maps = ", ".join(_write_map(names, [*batch, *axes.split()]) for axes in (*layout, "m n"))
         yield f"""    %b, %m, %n, %k = transform.iree.match.contraction %op, lhs_type = f32, rhs_type = f32, output_type = f32, indexing_maps = [{maps}] : !transform.any_op -> !transform.param<i64>
@@ -180,13 +180,13 @@ def _write_map(names: Sequence[str], axes: Sequence[str]) -> str:
     return f"affine_map<({every}) -> ({', '.join(f'd{names.index(axis)}' for axis in axes)})>"
 
 
-def write_lowering(tile: Tile, promoted: Sequence[int], batch: int = 0) -> str:
-    """The fields of ``#iree_gpu.lowering_config`` for a tile of an op of loops m, n, k, after as many for a ``batch``;
-    ``promoted`` are the operands that go to shared memory."""
+def write_lowering(tile: Tile, batch: int) -> str:
+    """The fields of ``#iree_gpu.lowering_config`` for a tile of an op of loops m, n, k, after as many for a ``batch``.
+    Both operands go to shared memory."""
     ones, zeros = [1] * batch, [0] * batch
     lowering = (
         f"workgroup = {[*ones, tile.m, tile.n, 0]}, thread = {[*ones, tile.thread_m, tile.thread_n, 0]}, "
-        f"reduction = {[*zeros, 0, 0, tile.k]}, promote_operands = {[*promoted]}"
+        f"reduction = {[*zeros, 0, 0, tile.k]}, promote_operands = [0, 1]"
     )
     return lowering + f", padding = {[*ones, tile.m, tile.n, tile.k]}" * tile.padded
 

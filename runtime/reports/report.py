@@ -151,9 +151,9 @@ class Report:
     __repr__ = __str__
 
 
-def plot_curve(points: Sequence[Sequence[float]], width: int = 24, rows: int = 8) -> str:
-    """A curve of ``[peak in bytes, seconds]`` as text: a bar for the peak of each of at most ``rows`` points."""
-    step = max(1, -(-len(points) // rows))
+def plot_curve(points: Sequence[Sequence[float]], width: int = 24) -> str:
+    """A curve of ``[peak in bytes, seconds]`` as text: a bar for the peak of each of at most eight points."""
+    step = max(1, -(-len(points) // 8))
     shown = [*points[:-1:step], points[-1]] if points else []
     highest = max((peak for peak, _ in shown), default=1) or 1
     return "\n".join(

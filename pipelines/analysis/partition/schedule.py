@@ -68,13 +68,10 @@ def _by_path(ops: list[int], paths: Sequence[float] | None) -> list[int]:
     return (ops if paths is None else sorted(ops, key=lambda op: -paths[op]))[::-1]
 
 
-def find_paths(
-    graph: JointGraph, ops: Iterable[int], available: Collection[int], costs: CostModel | None = None
-) -> list[float]:
+def find_paths(graph: JointGraph, ops: Iterable[int], available: Collection[int]) -> list[float]:
     """For each of ``ops``, in program order, the seconds of the longest chain of them that ends in it: its critical
     path. 0 for other ops."""
-    costs = costs or CostModel()
-    at_hand, paths = frozenset(available), [0.0] * len(graph.ops)
+    costs, at_hand, paths = CostModel(), frozenset(available), [0.0] * len(graph.ops)
     for number in sorted(ops):
         inputs = (graph.values[v].producer for v in graph.ops[number].operands if v not in at_hand)
         paths[number] = costs.seconds(graph, number) + max((paths[p] for p in inputs if p is not None), default=0.0)
