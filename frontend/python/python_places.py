@@ -6,11 +6,33 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
+from reprlib import Repr
 from typing import Any
+
+import torch
 
 from retrograd.frontend.python.python_contents import Contents, dicts_within, is_itself, is_same_value
 from retrograd.frontend.python.python_tables import ABSENT, Table, keeps_address, sources_of
 from retrograd.frontend.python.written_memory import Words, joined, words_of
+
+# So much of a value is told.
+_LONGEST = 100
+
+
+class _Repr(Repr):
+    """Of tensors within others no numbers either."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.maxlevel, self.maxdict, self.maxstring, self.maxother = 3, 8, _LONGEST, _LONGEST
+
+    def repr_Tensor(self, value: torch.Tensor, _level: int) -> str:
+        return _short(value)
+
+    repr_Parameter = repr_Tensor
+
+
+_REPR = _Repr()
 
 
 @dataclass(frozen=True)
@@ -142,7 +164,16 @@ class PythonValues:
 
     def find_changed(self) -> list[str]:
         """Those that are others now, each with what it was and what it is."""
-        return [f"{p.path} ({p.value!r}, now {p.table.get(p.name, ABSENT)!r})" for p in self.changed_places()]
+        changed = [(p.path, p.value, p.table.get(p.name, ABSENT)) for p in self.changed_places()]
+        return [f"{path} ({_short(was)}, now {_short(now)})" for path, was, now in changed]
+
+
+def _short(value: Any) -> str:
+    """A value in a line: of a tensor what it is, and not what is in it."""
+    if isinstance(value, torch.Tensor):
+        return f"a tensor of {str(value.dtype).removeprefix('torch.')} and shape {tuple(value.shape)}"
+    text = " ".join(_REPR.repr(value).split())
+    return text if len(text) <= _LONGEST else f"{text[:_LONGEST]}..."
 
 
 def _grouped(places: Collection[Place]) -> list[_Group]:

@@ -293,3 +293,26 @@ def test_generated_code_counts_where_the_model_calls_it() -> None:
     assert codes["made"].__code__ in by_model.codes
     # What fills a dataclass reads nothing, whoever calls it.
     assert Parsed.__init__.__code__ not in by_pytorch.codes
+
+
+class Shifting(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.shift: Any = None
+        self.names = ["first"]
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x if self.shift is None else x + self.shift + len(self.names)
+
+
+def test_what_changed_is_told_in_a_line() -> None:
+    model = Shifting()
+    values = values_of(model)
+    model.shift = torch.ones(100, 2)
+    assert values.find_changed() == ["model.shift (None, now a tensor of float32 and shape (100, 2))"]
+    values = values_of(model)
+    model.names += [f"name {i}" * 40 for i in range(100)]
+    model.shift = [torch.ones(100, 2)] * 20
+    (told,) = [text for text in values.find_changed() if "names" in text]
+    assert len(told) < 400
+    assert "\n" not in told
