@@ -27,6 +27,14 @@ DOCUMENT = Path(__file__).parents[1] / "docs" / "partition-comparison.md"
 COMPARED = tuple(dict.fromkeys((*SIZES, *SUITE)))
 COLUMNS = ("model", "partitioner", "budget", "saved", "peak", "FLOPs recomputed", "ms recomputed", "seconds to decide")
 EQUAL = ("model", "PyTorch's", "budget", "FLOPs recomputed", "saved", "saved by retrograd", "ratio")
+MODEL_COLUMNS = (
+    "model",
+    "min-cut saves",
+    "its peak",
+    "least peak of budgets",
+    "ms recomputed for it",
+    "seconds to decide",
+)
 SCALE = ("what", "ops", "nodes", "seconds", "CPU seconds")
 EXPLANATION = """\
 PyTorch's are those of `torch._functorch.partitioners`; *budget* is its `activation_memory_budget`. Each partitioner
@@ -36,7 +44,8 @@ decides on the joint graph that was captured; nothing is compiled or run. All de
 - *peak*: live bytes of a step as `liveness` works them out, in the better of two orders: as the graph has it, and with
   each recomputation right before its first use.
 - *ms recomputed*: by the cost model, of 100 GFLOP/s and 20 GB/s.
-- retrograd's *budget* is a fraction of the peak of its `default`; the last row of a model is the least there is.
+
+`--json FILE` writes every decision; retrograd's *budget* there is a fraction of the peak of its `default`.
 
 Sizes are those of [memory.md](memory.md) for its models and those of [benchmarks.md](benchmarks.md) for the others.
 """
@@ -51,6 +60,12 @@ SCALE_TEXT = """\
 A GPT of {layers} layers. `budget` works out the whole curve of peak against recomputation. The limits are not of time
 but of effort, so that the same graph has the same plan: see `BudgetOptions` in
 `pipelines/analysis/partition/budget.py`.
+"""
+
+
+MODELS_TEXT = """\
+PyTorch's and, behind it, retrograd's. The least peak is that of all budgets that were tried, of PyTorch's from 0.9 down
+to 0; seconds are those of all of a partitioner's budgets, which retrograd finds together.
 """
 
 
@@ -122,6 +137,23 @@ def equal_cells(row: Row) -> list[str]:
     ]
 
 
+def model_cells(rows: Sequence[Row]) -> list[str]:
+    """The decisions on one model as text, in the order of ``MODEL_COLUMNS``."""
+    both = [[row for row in rows if row.engine == engine] for engine in ("torch", "retrograd")]
+    cuts = [next((row for row in own if row.policy == "min-cut"), None) for own in both]
+    budgets = [[row for row in own if row.policy == "budget"] for own in both]
+    least = [min(own, key=lambda row: row.peak_bytes, default=None) for own in budgets]
+    seconds = [sum(row.seconds for row in budgets[0]), max((row.seconds for row in budgets[1]), default=0.0)]
+    pairs = [
+        [f"{row.saved_bytes:,}" if row else "-" for row in cuts],
+        [f"{row.peak_bytes:,}" if row else "-" for row in cuts],
+        [f"{row.peak_bytes:,}" if row else "-" for row in least],
+        [f"{1e3 * row.recompute_seconds:.3f}" if row else "-" for row in least],
+        [f"{second:.3f}" for second in seconds],
+    ]
+    return [rows[0].model, *map("; ".join, pairs)]
+
+
 def median(rows: Sequence[Row]) -> float:
     """Of the bytes that retrograd saves at equal FLOPs to PyTorch's, over the decisions that save any."""
     return statistics.median((row.equal_flops_bytes or 0) / row.saved_bytes for row in rows if row.saved_bytes)
@@ -161,7 +193,9 @@ def document(
     ]
     lines += [*markdown_table(EQUAL, 2, map(equal_cells, theirs)), "", "## Large graphs", ""]
     lines += [SCALE_TEXT.format(layers=layers), *markdown_table(SCALE, 1, map(scale_cells, scale)), ""]
-    lines += ["## All decisions", "", *markdown_table(COLUMNS, 2, map(cells, rows)), ""]
+    models = dict.fromkeys(row.model for row in rows)
+    lines += ["## Each model", "", MODELS_TEXT]
+    lines += [*markdown_table(MODEL_COLUMNS, 1, (model_cells([r for r in rows if r.model == m]) for m in models)), ""]
     return lines + measured_with(facts)
 
 

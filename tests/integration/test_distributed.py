@@ -84,7 +84,7 @@ def test_training_is_eagers(name: str, schedule: str, monkeypatch: pytest.Monkey
         communicating.append(traced.captured.communication)
         return traced
 
-    monkeypatch.setattr("retrograd.frontend.autograd.steps.captured.trace_backward", remember)
+    monkeypatch.setattr("retrograd.frontend.autograd.steps.compilation.trace_backward", remember)
     with torch._dynamo.config.patch(optimize_ddp="python_reducer"):
         entries = train(WRAPPERS[name], schedule)
     assert not any("runs eagerly" in entry for entry in entries), entries

@@ -291,7 +291,7 @@ def test_a_recording_copies_gradients_for_hooks_alone(monkeypatch: pytest.Monkey
         kept.append(arguments[2].gradients)
         return rehearse(*arguments)
 
-    monkeypatch.setattr("retrograd.frontend.autograd.steps.captured.rehearse", watch)
+    monkeypatch.setattr("retrograd.frontend.autograd.steps.compilation.rehearse", watch)
     for hooked in (False, True):
         w = leaf(3)
         if hooked:

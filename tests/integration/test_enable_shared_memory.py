@@ -12,7 +12,7 @@ import pytest
 import torch
 
 import retrograd
-from retrograd.frontend.autograd.steps import captured
+from retrograd.frontend.autograd.steps import compilation
 from retrograd.frontend.autograd.tracing.trace import TracedBackward, trace_backward
 
 Pair = tuple[torch.Tensor, torch.Tensor]
@@ -73,7 +73,7 @@ def traced(monkeypatch: pytest.MonkeyPatch) -> list[TracedBackward]:
         found.append(trace_backward(*args, **kwargs))
         return found[-1]
 
-    monkeypatch.setattr(captured, "trace_backward", keep)
+    monkeypatch.setattr(compilation, "trace_backward", keep)
     return found
 
 

@@ -399,7 +399,7 @@ def test_any_error_of_the_compiler_leaves_the_step_as_it_was(monkeypatch: pytest
     def fail(*_: Any, **__: Any) -> None:
         raise KeyError("lost")
 
-    monkeypatch.setattr("retrograd.frontend.autograd.steps.captured.trace_backward", fail)
+    monkeypatch.setattr("retrograd.frontend.autograd.steps.compilation.trace_backward", fail)
     before = len(retrograd.explain_recompiles())
     parameter = torch.ones(3, requires_grad=True)
     for _ in range(3):
