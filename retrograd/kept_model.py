@@ -155,8 +155,10 @@ def _fill(value: Any, values: Sequence[Any]) -> Any:
 
 @dataclass(frozen=True)
 class KeptModel:
-    """``code`` is the key of the executable's own entry, ``functions`` what it has by name, ``plans`` and ``stages``
-    how they are cut, with ``islands``, ``binding`` what is around them, ``manifest`` what describes it and ``notes``
+    """A compiled model as data, less its weights and its machine code.
+
+    ``code`` is the key of the executable's own entry, ``functions`` what it has by name. ``plans`` and ``stages`` say
+    how they are cut, with ``islands``; ``binding`` is what is around them. ``manifest`` describes it, and ``notes`` are
     what its user is told.
 
     ``checks`` are the keys under which the cache knows each function to be right, by name; ``ops`` are the names of

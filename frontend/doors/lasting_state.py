@@ -15,11 +15,10 @@ from torch.nn.utils import stateless
 
 @contextlib.contextmanager
 def lasting_state(model: torch.nn.Module, runs_python: Callable[[], bool]) -> Iterator[None]:
-    """While this is open, a trace of ``model`` that has tensors of its own in the place of parameters and buffers
-    leaves them there when the forward is done, if ``runs_python`` says then that Python of the user's runs in the
-    backward: a custom function that calls the model once more, and differentiates it (an adjoint), or a hook. PyTorch
-    puts the model's own back in between, so that to the trace these would be other tensors, constant ones, of which no
-    gradient comes to the parameters."""
+    """Leave a trace's tensors in the place of the model's parameters and buffers when the forward is done, if
+    ``runs_python`` says that Python of the user's runs in the backward: a custom function that calls the model once
+    more, and differentiates it (an adjoint), or a hook. PyTorch puts the model's own back in between. To the trace
+    these would be constants, and no gradient would come to the parameters."""
     reparametrize = stateless._reparametrize_module
     with contextlib.ExitStack() as late:
 

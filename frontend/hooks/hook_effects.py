@@ -215,9 +215,9 @@ def _run_unnamed(value: Any, names: Collection[str]) -> Iterator[Callable[..., A
 
 @dataclass(frozen=True)
 class _Code:
-    """How code is looked at: which names are of methods of tensors, which of its closure's and globals are called as
-    they are, whether it has more than tensors and numbers to write to, and whether it has that or tensors, which it may
-    also know by other names."""
+    """Says how code is looked at. ``is_tensors`` tells the names of tensors' methods; ``called`` are those names of its
+    closure and globals that are called as they are. ``has_others`` says that it has more than tensors and numbers to
+    write to, ``has_written`` that it has that or tensors, which it may also know by other names."""
 
     is_tensors: Callable[[str], bool]
     called: Collection[str]

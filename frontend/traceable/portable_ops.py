@@ -35,10 +35,9 @@ from retrograd.frontend.traceable.resized_images import own_resizing_gradients
 
 @contextlib.contextmanager
 def portable_ops() -> Iterator[None]:
-    """While this is open, layers are traced as ops of their own mathematics and not as calls of a CPU library
-    (oneDNN's LSTM, NNPACK's convolution of small batches) or of cuDNN, tangents as tensors of their own memory, and
-    constants made on a device (``torch.tensor(0.5, device="cuda")``) as what they are: copied there, they would be
-    fake tensors, without values.
+    """Trace layers as ops of their own mathematics, not as calls of a CPU library (oneDNN's LSTM, NNPACK's convolution
+    of small batches) or of cuDNN. Tangents are tensors of their own memory. Constants that are made on a device
+    (``torch.tensor(0.5, device="cuda")``) are what they are: copied there, they would be fake tensors, without values.
 
     A tangent traced with the strides of its output is brought to these at run time. Where elements of the output are
     one in memory, as after ``unfold``, that would overwrite some elements of the tangent with others.

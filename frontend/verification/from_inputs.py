@@ -22,9 +22,9 @@ from retrograd.frontend.verification.as_traced import AsTraced, arguments_of, ha
 
 @dataclass(frozen=True)
 class ForwardRun:
-    """A first call of a forward: its graph, its arguments with their versions, the states of the random number
-    generators before it, what it gave by the names of the nodes, and ``replace``, which has the graph run in torch
-    from now on, or, where that is wrong as the given text says, nothing of it."""
+    """A first call of a forward: its graph, its arguments with their versions, and the states of the random number
+    generators before it. ``places`` say what it gave, by the names of the nodes. ``replace`` makes the graph run in
+    torch from now on; given a text that says why the graph is wrong, it is not used at all."""
 
     module: GraphModule
     arguments: tuple[Any, ...]

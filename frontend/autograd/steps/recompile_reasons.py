@@ -25,11 +25,13 @@ MOST_NAMED = 3
 
 @dataclass(frozen=True)
 class Situation:
-    """Describes what a backward was compiled for, to explain compilations: the line of the user's code that ran it, its
-    nodes in the order of execution, hooks as their authors know them, the identities of those that are inlined, its
-    tensors (name, shape, dtype), how many of them are gradients that are there already, how many gradients are
-    returned, as by ``torch.autograd.grad``, sizes and numbers (of which node), the options, and which tensors share
-    memory."""
+    """Describes what a backward was compiled for, to explain compilations.
+
+    ``line`` is that of the user's code that ran it. ``nodes`` are in the order of execution, ``hooks`` as their authors
+    know them, and ``inlined`` identifies those that are part of it. ``tensors`` have a name, a shape and a dtype;
+    ``gradients`` of them are gradients that are there already. ``returned`` gradients are results, as of
+    ``torch.autograd.grad``. ``numbers`` say of which node they are.
+    """
 
     line: str
     nodes: tuple[str, ...]

@@ -59,11 +59,11 @@ class CompiledStructure(Structure):
 class Variant:
     """A compiled backward, for one set of sizes or for all that its guard lets through.
 
-    ``kind`` are the options and numbers that it is for, ``situation`` what it was first met with, ``numbering`` how
-    the capture numbers its inputs, ``structure`` what was known of the sizes, with so many ``samples``, where some are
-    open; ``called`` are the marked hooks that are called in Python for that. It is built by ``work`` if that is done
-    in the background. ``right`` says of the sizes that are 1, of each set of them that was tried, whether it then gives
-    what eager does; ``is_gone`` that it is not to be used any more, whatever it gives.
+    ``kind`` are the options and numbers that it is for, ``situation`` what it was first met with, and ``numbering`` how
+    the capture numbers its inputs. Where sizes are open, ``structure`` is what was known of them, with so many
+    ``samples``, and ``called`` are the marked hooks that are called in Python for that. It is built by ``work`` if that
+    is done in the background. ``right`` says, for each set of sizes of 1 that was tried, whether it then gives what
+    eager does; ``is_gone``, that it is not to be used, whatever it gives.
     """
 
     kind: Hashable

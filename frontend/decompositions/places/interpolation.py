@@ -3,9 +3,9 @@
 """Images that are made larger or smaller by straight lines or cubic curves between their elements, axis by axis.
 
 Along an axis each element of the result is a weighted sum of a few neighbours, its *taps*. A gradient reads in turn
-which elements of the result have a tap at each element of the image, and what weight it has there: to add up instead
-what each element of the result has for its taps, as autograd does of the forward, is a scatter for each corner, of
-which each writes to the whole image and none to two places at a time.
+which elements of the result have a tap at each element of the image, and what weight it has there. Autograd's gradient
+of the forward adds up, for each element of the result, what it has for its taps. That is a scatter for each corner, and
+each of these writes to the whole image.
 
 Source: PyTorch's ``UpSample.h``.
 """

@@ -26,14 +26,17 @@ _LOOKING = (None, UNPACK, ISLAND, COLLECTIVE, WAIT)
 @dataclass(frozen=True)
 class Effect:
     """A task's effect besides computing: a hook of some kind, an accumulation, a custom backward, the final callbacks,
-    an update of an input by a hook that was inlined, ops that run in torch (an island), the start of a collective, or
-    the wait for one.
+    an update of an input by an inlined hook, an island, or the start of a collective or the wait for one.
 
-    ``number`` is the hook's, the parameter's, the function's or the island's; ``communication`` says that the hook or
-    custom backward starts something that goes on while other work is done, ``random`` that the island draws random
-    numbers, ``large`` that the new value of an update, or the gradient of an accumulation, is worth a stage of its own,
-    so as not to be in memory longer than it must. ``bytes`` are those of an accumulation's gradient, and of what a
-    collective gives. ``bucket`` is the bucket that a hook says a gradient of is there, which is sent when all are.
+    Attributes:
+        kind: one of those above.
+        number: the hook's, the parameter's, the function's or the island's.
+        communication: the hook or custom backward starts something that goes on while other work is done.
+        random: the island draws random numbers.
+        large: an update's new value, or an accumulation's gradient, is worth a stage of its own, to be in memory no
+            longer than it must.
+        bytes: those of an accumulation's gradient, and of what a collective gives.
+        bucket: the bucket of which a hook says that a gradient is there; it is sent when all are.
     """
 
     kind: str

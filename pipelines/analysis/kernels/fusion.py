@@ -6,14 +6,14 @@ forms.
 Views are free, but for those that ``kernel_inputs`` says are copies; one that is returned is written by the kernel that
 makes what it looks at, unless that is more. Pointwise ops run in the kernel of their users, where these have one in
 common (``kernel_roots``): what they give takes no memory. One that takes no tensor (a fill, a range) is repeated in
-each. A reduction over the outermost axis is split (see ``op_parts``): all its parts are written first. A matrix
-product gives a plain result; one that is large (see ``packed_products``) reads packed copies of its operands, each
-written by a kernel of its own. Pointwise ops that alone use a product run in its kernel, on packed copies of their
-other operands if its own are packed, unless these are products themselves; if they come later, all that they need runs
-before what else stands behind the product. So it is with reductions. A product that is split (see ``split_products``)
-reads its operands as they are. Batches of products that are added up are in one place (see ``product_sums``). What is
-joined or padded is written piece by piece. Where ops that take a product read much else, it runs in a kernel of its
-own right before theirs (see ``isolated_products``).
+each. A reduction over the outermost axis is split (see ``op_parts``): all its parts are written first. A matrix product
+gives a plain result; one that is large (see ``repays_packing``) reads packed copies of its operands, each written by a
+kernel of its own. Pointwise ops that alone use a product run in its kernel, on packed copies of their other operands if
+its own are packed, unless these are products themselves; if they come later, all that they need runs before what else
+stands behind the product. So it is with reductions. A product that is split (see ``find_parts``) reads its operands as
+they are. Batches of products that are added up are in one place (see ``find_product_sums``). What is joined or padded
+is written piece by piece. Where ops that take a product read much else, it runs in a kernel of its own right before
+theirs (see ``find_isolated_products``).
 """
 
 from __future__ import annotations

@@ -3,15 +3,20 @@
 """The least recomputation whose peak of live bytes stays within a budget.
 
 The whole trade between peak and recomputation is worked out once, as a curve, and the cheapest point within the
-budget is taken: more memory never gives more recomputation, less never a higher peak. Candidates are the cuts at a
-range of prices per byte (see ``recompute_cut``), on their own and with checkpoints at no price between segments of the
-forward (T. Chen et al., "Training deep nets with sublinear memory cost", 2016), and mixtures of neighbours on the
-curve, one for the first layers and the other for the rest; where a gap stays, the sets of fewest bytes at the costs in
-between, by an integer program (see ``recompute_program``), which no price per byte leads to; points with what would set
-off a large recomputation saved as well (see ``recompute_triggers``); and points less a value. All are judged by the
-lower of their peaks over the two schedules that may run: kernels side by side, and one at a time. Lagrange's bound of
-the cuts says how far from the cheapest plan a point may be. What is done is limited by the size of the graph and by
-deterministic effort, never by the clock, so that the same graph has the same curve. Of few values all sets are judged.
+budget is taken: more memory never gives more recomputation, less never a higher peak. Candidates are
+
+- the cuts at a range of prices per byte (see ``recompute_cut``), on their own and with checkpoints at no price between
+  segments of the forward (T. Chen et al., "Training deep nets with sublinear memory cost", 2016);
+- mixtures of neighbours on the curve, one for the first layers and the other for the rest;
+- where a gap stays, the sets of fewest bytes at the costs in between, which no price per byte leads to, by an integer
+  program (see ``recompute_program``);
+- points with what would set off a large recomputation saved as well (see ``find_triggers``);
+- points less a value.
+
+All are judged by the lower of their peaks over the two schedules that may run: kernels side by side, and one at a time.
+Lagrange's bound of the cuts says how far from the cheapest plan a point may be. What is done is limited by the size of
+the graph and by deterministic effort, never by the clock, so that the same graph has the same curve. Of few values all
+sets are judged.
 """
 
 from __future__ import annotations

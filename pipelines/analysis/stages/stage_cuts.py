@@ -2,10 +2,10 @@
 # SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
 """Where to cut a step's functions into stages, so that residuals and gradients are in memory while they have to be.
 
-One function holds all that it takes and gives for as long as it runs. Of functions in stages a residual has no memory
-before the stage of the forward that gives it and is freed after the last stage of the backward that takes it, and a
-gradient has none before the stage that gives it. A stage more costs some 10 us, and what crosses its border is written
-to memory, so that there are no more of them than the peak asks for.
+One function holds all that it takes and gives for as long as it runs. In stages, a residual has memory from the stage
+of the forward that gives it to the last stage of the backward that takes it, and a gradient from the stage that gives
+it. A stage more costs some 10 us, and what crosses its border is written to memory, so that there are no more of them
+than the peak asks for.
 
 Residuals that are on the host between the halves leave while the stage behind the one that gives them runs, and come
 back while the one in front of the first that takes them does.
@@ -191,9 +191,9 @@ def _as_few(function: CutFunction, target: int) -> tuple[int, ...]:
 
 
 def _longest(function: CutFunction, before: int, start: int, target: int) -> int:
-    """Where the longest stage from ``start`` on ends whose peak is ``target`` or less, with what leaves from the one
-    from ``before`` to it, whose peak in turn is so with what comes for this one, and which leaves as much room for the
-    part behind it; it has one part at the least."""
+    """The end of the longest stage from ``start`` on whose peak is ``target`` or less; it has one part at the least.
+    With its peak counts what leaves meanwhile from the stage that began at ``before``. That stage's own peak has to
+    leave room for what comes for this one, and this one as much for the part behind it."""
     leaving = function.leaving(before, start)
     room = target - function.peak(before, start) if function.moved and start else target
 

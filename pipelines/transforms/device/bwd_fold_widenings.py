@@ -34,9 +34,9 @@ class BwdFoldWidenings(ModulePass):
     inside the body of each ``linalg.generic`` that reads it.
 
     IREE copies such ops into the kernels of their uses, as ops of their own. On a GPU each thread then computes a part
-    of the tensor, into memory that the threads of a workgroup share, and some kernels, a sum down the columns of a
-    few rows among them, go on to read the parts of other threads without having waited for them. Inside the body that
-    reads it, a thread computes what it reads.
+    of the tensor, into memory that the threads of a workgroup share. Some kernels, such as a sum down the columns of a
+    few rows, then read the parts of other threads without having waited for them. Inside the body that reads it, a
+    thread computes what it reads.
 
     Where another shape of a widened tensor is read, the narrow one is given that shape, and widened after. A use that
     alone says how far a loop of its reader goes reads from behind a barrier, what was computed in a kernel of its own;

@@ -22,10 +22,10 @@ _OWN_MEMORY = (
 class BwdIsolateLoops(ModulePass):
     """Has loops over tensors update in place what they carry from step to step, in a module for one device.
 
-    IREE does not follow which device a loop's tensors are on, and would take each over from an unknown one, a copy of
-    the whole tensor at each step, unless it knows that the device reads its own memory. (Without, the forward of an
-    LSTM of 256, 64 steps of 16 sequences, took 2.5 times as long, its backward 1.3 times: measured side by side, on a
-    busy machine.) And it makes one of two empty tensors of one type, a barrier behind each or not: then two loops, or
+    IREE does not follow which device a loop's tensors are on. It would take each over from an unknown one, a copy of
+    the whole tensor at each step, unless it knows that the device reads its own memory. (Without that, the forward of
+    an LSTM of 256, 64 steps of 16 sequences, took 2.5 times as long, its backward 1.3 times: measured side by side, on
+    a busy machine.) And it makes one of two empty tensors of one type, a barrier behind each or not: then two loops, or
     one loop's two results, write into one buffer. Here the first size of each is a number that IREE cannot know, of a
     barrier of its own.
     """
