@@ -35,6 +35,7 @@ from retrograd.frontend.verification.halves_comparison import (
     join_as_traced,
 )
 from retrograd.frontend.verification.judgement import Difference
+from retrograd.frontend.verification.loss_scale import are_finite, make_smaller
 from retrograd.frontend.verification.random_states import RandomStates, random_states, set_random_states
 from retrograd.frontend.verification.reference_graph import Graph, Others, find_shortage, fix_seed, has_collectives
 
@@ -196,6 +197,8 @@ class FirstCall:
             return compiled(tensors)
         before = random_states(tensors)
         results = run_on_copies(compiled, tensors)
+        if given := self._check_smaller(graph, compiled, tensors, results, before, results):
+            return given
         computed = random_states(tensors)
         try:
             eager, difference = compare_results(graph, results, tensors, before)
@@ -207,7 +210,10 @@ class FirstCall:
             return results
         if not graph.gradients:
             self._check_as_traced(graph, tensors, before, eager)
-        elif given := self._check_from_inputs(graph, compiled, tensors, results, eager, difference):
+        elif given := (
+            self._check_smaller(graph, compiled, tensors, results, before, eager)
+            or self._check_from_inputs(graph, compiled, tensors, results, eager, difference, before)
+        ):
             return given
         if difference is None:
             self.care.remember()
@@ -227,6 +233,25 @@ class FirstCall:
             self._stay(graph)
         return eager
 
+    def _check_smaller(
+        self,
+        graph: Graph,
+        compiled: Call,
+        tensors: Sequence[Any],
+        results: list[Any],
+        before: RandomStates,
+        told: Sequence[Any],
+    ) -> list[Any] | None:
+        """Judge a backward by smaller tangents where these gave infinite numbers, ``told``; returns what is right for
+        the tangents that are. ``None`` where numbers are finite, or tangents cannot be made smaller."""
+        if not graph.gradients or are_finite(told) or (smaller := make_smaller(graph.module, tensors)) is None:
+            return None
+        after = random_states(tensors)
+        set_random_states(before)
+        given = self._check_once(graph, compiled, smaller.arguments)
+        set_random_states(after)
+        return results if self._current is compiled else smaller.enlarge(given)
+
     def _check_from_inputs(
         self,
         graph: Graph,
@@ -235,6 +260,7 @@ class FirstCall:
         results: list[Any],
         eager: list[Any],
         difference: Difference | None,
+        before: RandomStates,
     ) -> list[Any] | None:
         """Judge a backward by gradients computed from the forward's arguments: ``eager`` is computed from what the
         compiled forward saved, and is wrong where the halves do not fit together. Returns what is right where that
@@ -246,6 +272,8 @@ class FirstCall:
             self._verified += f", with what the forward saved ({checked})"
             return None
         right, (message, shared) = checked
+        if given := self._check_smaller(graph, compiled, tensors, results, before, right):
+            return given
         if message is None or shared is None:
             self.forwards.forget()
             if message is None and difference is not None and not _is_finite(eager[difference.place]):
@@ -328,6 +356,9 @@ class FirstCall:
         before = random_states(tensors)
         results = run_on_copies(repaired, tensors)
         eager, difference = compare_results(graph, results, tensors, before)
+        if graph.gradients and not are_finite([*results, *eager]) and make_smaller(graph.module, tensors) is not None:
+            # The next call tells more.
+            return eager
         if difference is not None:
             self._stay(graph)
             return eager

@@ -1020,3 +1020,25 @@ def test_a_capture_that_pytorch_gives_up_leaves_no_context_of_a_compilation(monk
     assert CompileContext.try_get() is None
     assert "PyTorch cannot capture it" in retrograd.explain_recompiles()[-1].reasons[0]
     torch.testing.assert_close(model.weight.grad, x.sum(0).expand(2, 3))
+
+
+def test_a_step_whose_gradients_overflow_is_not_what_a_backward_is_compared_with() -> None:
+    """As those of the first steps under a ``GradScaler`` do; whether a sum in float16 just does hangs on rounding."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(16, 16), nn.ReLU(), nn.Linear(16, 4)).half()
+    before = len(retrograd.explain_recompiles())
+    for number, scale in enumerate((65504.0, 65504.0, 1.0, 1.0)):
+        x = (torch.randn(8, 16) * (100 if number < 2 else 1)).half()
+        with retrograd.enable():
+            (model(x).square().mean() * torch.tensor(scale).half()).backward()
+        gradients = [p.grad.clone() for p in model.parameters() if p.grad is not None]
+        model.zero_grad()
+        (model(x).square().mean() * torch.tensor(scale).half()).backward()
+        expected = [p.grad.clone() for p in model.parameters() if p.grad is not None]
+        model.zero_grad()
+        assert all(bool(e.isfinite().all()) for e in expected) == (number >= 2)
+        for gradient, e in zip(gradients, expected, strict=True):
+            torch.testing.assert_close(gradient, e, rtol=2e-2, atol=1e-3, equal_nan=True)
+    waits, compiled = retrograd.explain_recompiles()[before:]
+    assert (waits.outcome, compiled.outcome) == ("is compared at its next step", "compiled")
+    assert "infinite" in waits.reasons[0]

@@ -16,7 +16,7 @@ from torch.autograd.function import once_differentiable
 from torch.autograd.graph import get_gradient_edge
 
 import retrograd
-from retrograd.frontend.autograd.steps.variants import rehearse
+from retrograd.frontend.autograd.steps.variants import Rehearsed, rehearse
 from retrograd.frontend.autograd.tracing.compiler import OrderedCompiler
 
 Log = list[Any]
@@ -287,7 +287,7 @@ def test_a_recording_copies_gradients_for_hooks_alone(monkeypatch: pytest.Monkey
     """Without any, one set of them is all that the first step takes besides what eager has."""
     kept: list[dict[int, list[torch.Tensor]]] = []
 
-    def watch(*arguments: Any) -> tuple[str | None, list[Any] | None]:
+    def watch(*arguments: Any) -> Rehearsed:
         kept.append(arguments[2].gradients)
         return rehearse(*arguments)
 

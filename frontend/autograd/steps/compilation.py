@@ -28,6 +28,10 @@ from retrograd.frontend.autograd.tracing.trace import TracedBackward, trace_back
 from retrograd.frontend.hooks.hook_marks import describe_hook
 from retrograd.frontend.python.source_locations import CaptureError
 
+# How many recorded runs with infinite gradients are waited out: a scale of the loss is halved after each.
+MOST_TOLD_NOTHING = 16
+INFINITE = "the gradients of the one that was recorded are infinite, with which nothing can be compared"
+
 # Compiles a graph as these options say; also tells whether it was compiled before, for another capture.
 # Takes the options of a scope, of which it knows more than is to be known here.
 Builder = Callable[[TracedBackward, Any], tuple[Compiled, bool]]
@@ -143,7 +147,10 @@ class Compilation:
                 variant.compiled, variant.known = variant.work.result()
             frame.sizes = use.sizes
             recorder = recorder.with_calls(variant.called)
-            problem, self.rehearsed = rehearse(variant.traced, variant.compiled, recorder, frame)
+            found = rehearse(variant.traced, variant.compiled, recorder, frame)
+            if found.tells_nothing and self._waits(use, key):
+                return True
+            problem, self.rehearsed = found.problem, found.results
             problem = None if problem is None else f"compiled, it is wrong: {problem}; report it"
         except Exception as error:  # noqa: BLE001 (training goes on, whatever it is)
             problem = f"{type(error).__name__}: {error}"
@@ -163,3 +170,13 @@ class Compilation:
         elif not use.ones:
             variant.structure.refuse(problem)
         return problem is None or variant.structure is None
+
+    def _waits(self, use: Use, key: StepKey) -> bool:
+        """Whether another recorded run is to tell if a variant is right: this one's gradients are infinite."""
+        use.variant.told_nothing += 1
+        if use.variant.told_nothing > MOST_TOLD_NOTHING:
+            return False
+        if use.variant.structure is None:
+            self._known.remember(key, use)
+        self._history.add_reason("is compared at its next step", INFINITE, self._nodes)
+        return True

@@ -10,6 +10,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import chain
 
 import torch
 
@@ -24,6 +25,7 @@ from retrograd.frontend.autograd.steps.float64_reference import (
 from retrograd.frontend.autograd.steps.recorder import Recorder
 from retrograd.frontend.autograd.tracing.trace import TracedBackward
 from retrograd.frontend.verification.distances import norms_of_finite
+from retrograd.frontend.verification.loss_scale import are_finite
 from retrograd.frontend.verification.rounding import find_tolerances
 
 _LOG = logging.getLogger("retrograd")
@@ -143,6 +145,12 @@ class Rehearsal:
             if error is not None and not self._is_rounding(mine, eager, self._allowed, None, result):
                 return f"result {number} {error}"
         return None
+
+    @property
+    def tells_nothing(self) -> bool:
+        """Whether gradients of the recorded run are infinite or none, as those of a loss that is scaled up may be."""
+        recorded = [*chain.from_iterable(self._recorded.gradients.values()), *self._recorded.outputs]
+        return not are_finite(recorded)
 
     def _is_rounding(
         self, mine: torch.Tensor, eager: torch.Tensor, allowed: float, index: int | None, place: int

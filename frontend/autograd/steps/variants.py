@@ -7,7 +7,7 @@ from __future__ import annotations
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -79,6 +79,8 @@ class Variant:
     known: bool = False
     right: dict[frozenset[str], bool] = field(default_factory=dict)
     is_gone: bool = False
+    # How many of its recorded runs had no gradients to compare with.
+    told_nothing: int = 0
 
     @property
     def guard(self) -> SizeGuard:
@@ -165,18 +167,27 @@ def _move(frame: Frame, count: int, moves: Sequence[tuple[int, int]]) -> None:
     frame.inputs = moved
 
 
-def rehearse(
-    traced: TracedBackward, compiled: Compiled, recorder: Recorder, frame: Frame
-) -> tuple[str | None, list[Any] | None]:
-    """Compare the compiled backward with the recorded run; returns the difference in words, nothing where a hook in
-    Python wrote to what it reads since. Besides, where Python has no part in it, the results of the backward: two runs
-    of what is compiled are alike to the last bit, and eager's run is not."""
+class Rehearsed(NamedTuple):
+    """How a compiled backward differs from the recorded run, in words; the results, where Python has no part in it: two
+    runs of what is compiled are alike to the last bit, and eager's run is not; whether there was nothing to compare
+    with, since the run's gradients are infinite."""
+
+    problem: str | None
+    results: list[Any] | None = None
+    tells_nothing: bool = False
+
+
+def rehearse(traced: TracedBackward, compiled: Compiled, recorder: Recorder, frame: Frame) -> Rehearsed:
+    """Compare the compiled backward with the recorded run; nothing where a hook in Python wrote to what it reads
+    since."""
     rehearsal = Rehearsal(traced, recorder)
     arguments = rehearsal.restore(traced.arguments(frame))
     if arguments is None:
-        return None, None
+        return Rehearsed(None)
+    if rehearsal.tells_nothing:
+        return Rehearsed(None, None, True)
     results = compiled.run(arguments, rehearsal)
     problem = rehearsal.find_difference(results)
     if problem is not None or traced.calls.calls or traced.params:
-        return problem, None
-    return None, [None if number is None else results[number] for number in traced.results]
+        return Rehearsed(problem)
+    return Rehearsed(None, [None if number is None else results[number] for number in traced.results])
