@@ -10,12 +10,17 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
+REGISTERED = {
+    *re.findall(r"\"((?:bwd|convert)-[\w-]+)\":", (ROOT / "pipelines" / "infra" / "registry.py").read_text("utf-8")),
+    *re.findall(r"\"(bwd-[\w-]+)\"", (ROOT / "pipelines" / "stream" / "passes.py").read_text("utf-8")),
+}
 PACKAGE = ("dialects", "frontend", "pipelines", "retrograd", "runtime", "tools")
 PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md")])
 _FOLDERS = "benchmarks|dialects|docs|examples|frontend|pipelines|retrograd|runtime|tests|tools"
 _PATH = re.compile(rf"(?<![\w/.])((?:{_FOLDERS})/[\w./-]*\.(?:py|md|mlir)\b)|`((?:{_FOLDERS})/[\w./-]*)`")
 _NAME = re.compile(r"`([\w-]+\.py)`")
 _MODULE = re.compile(r"(?<![\w.])((?:dialects|frontend|pipelines|runtime)(?:\.[a-z_]\w*)+)")
+_PASS = re.compile(r"`((?:bwd|convert)-[a-z0-9-]+)`")
 NAMES = {file.name for folder in _FOLDERS.split("|") for file in (ROOT / folder).rglob("*.py")}
 _LINK = re.compile(r"\[[^\]]*\]\(([^)\s]+)\)")
 
@@ -41,6 +46,7 @@ def find_problems(page: Path) -> list[str]:
     text = page.read_text(encoding="utf-8")
     problems = [path for found in _PATH.findall(text) for path in found if not (ROOT / path).exists()]
     problems += [name for name in _NAME.findall(text) if name not in NAMES]
+    problems += [name for name in _PASS.findall(text) if name not in REGISTERED]
     problems += [name for name in _MODULE.findall(text) if not is_there(name)]
     for link in _LINK.findall(text):
         file, _, anchor = link.partition("#")
@@ -61,11 +67,19 @@ def test_what_is_not_there_is_found(tmp_path: Path) -> None:
     page = tmp_path / "page.md"
     page.write_text(
         "# A page\n\n[a](gone.md) [b](#a-page) [c](#no-page) `pipelines/gone.py` `pipelines/infra/passes.py`\n"
-        "`passes.py` `none.py` frontend.gone.capture frontend.doors.capture.capture_joint\n\n"
+        "`passes.py` `none.py` `bwd-cse` `bwd-gone` frontend.gone.capture frontend.doors.capture.capture_joint\n\n"
         "```\npytest tests/unit/test_gone.py tests/unit/test_docs.py\n```\n"
     )
     assert find_problems(page) == [
-        *("pipelines/gone.py", "tests/unit/test_gone.py", "none.py", "frontend.gone.capture", "gone.md", "#no-page")
+        *(
+            "pipelines/gone.py",
+            "tests/unit/test_gone.py",
+            "none.py",
+            "bwd-gone",
+            "frontend.gone.capture",
+            "gone.md",
+            "#no-page",
+        )
     ]
 
 
