@@ -103,6 +103,8 @@ class FlatModule(torch.nn.Module):
         self.checks: tuple[SanityCheck, ...] = ()
         # The tensors that are compiled for, whose contents answer what the model asks of its arguments.
         self.examples: tuple[torch.Tensor, ...] | None = None
+        # Of these, of parameters and of buffers, those that require no grad and have none, by number and name.
+        self.gradless: frozenset[str] = frozenset()
         # Its buffers of few numbers, of which it may ask the same, by name.
         self.small_buffers: dict[str, torch.Tensor] = {}
         self.answers: tuple[Answer | ToldOfArgument, ...] = ()
@@ -190,6 +192,9 @@ class FlatModule(torch.nn.Module):
         """Keep the arguments that are compiled for, and the buffers of few numbers; and whether the model is known to
         write to what it reads."""
         self.examples, self.counts = tensors, counts
+        named = [*self.named_parameters(), *self.named_buffers()]
+        known = [(state_name(name), tensor) for name, tensor in named] + [(str(n), t) for n, t in enumerate(tensors)]
+        self.gradless = frozenset(name for name, t in known if not t.requires_grad and t.grad is None)
         self.small_buffers = {name: b for name, b in self.named_buffers() if is_small(b) and not b.is_meta}
 
     def asked(self, signature: Signature) -> Callable[[Sequence[torch.Tensor]], list[torch.Tensor]]:
@@ -212,7 +217,15 @@ class FlatModule(torch.nn.Module):
         self.kept.watch(self.model)
         with (
             HookTracker(),
-            SourceTracker(self.made.note, self.read.append, names, seen.asked, requiring.meet, self.kept.is_awaited),
+            SourceTracker(
+                self.made.note,
+                self.read.append,
+                names,
+                seen.asked,
+                requiring.meet,
+                self.kept.is_awaited,
+                self.gradless,
+            ),
             given,
             contained(self.model, self.made.place_of) as containment,
             noting,
@@ -314,7 +327,9 @@ class FlatModule(torch.nn.Module):
         names = self._given_names(tensors)
         with (
             HookTracker(),
-            SourceTracker(self.made.note, self.read.append, names, None, RequiringArguments(names).meet),
+            SourceTracker(
+                self.made.note, self.read.append, names, None, RequiringArguments(names).meet, gradless=self.gradless
+            ),
             contained(self.model, self.made.place_of) as containment,
             compiling(self.says_compiling),
             self._watched(tensors, owner),

@@ -271,6 +271,19 @@ def _bincount(input: Tensor, weights: Tensor | None = None, minlength: int = 0) 
     return weights.detach().new_zeros(size).scatter_add(0, input.long(), weights.detach())
 
 
+def _equal(input: Any, other: Any) -> bool | None:
+    """``torch.equal`` of tensors of one shape; ``None`` where that cannot be told."""
+    answers = _OPEN.get()
+    if answers is None or not isinstance(input, Tensor) or not isinstance(other, Tensor):
+        return None
+    if input.shape != other.shape:
+        return False
+    with torch.no_grad():
+        same = answers.functions.note(Tensor.eq(input, other), Tensor.eq, (input, other), {})
+    answer: bool | None = ask(same, lambda found: bool(found.all()))
+    return answer
+
+
 def _settle_slices(args: Sequence[Any], kwargs: Mapping[str, Any]) -> Call:
     """The ends of slices as numbers."""
     keys = args[1] if isinstance(args[1], tuple) else (args[1],)
@@ -308,6 +321,8 @@ _SIZED = (
 _MADE: dict[Callable[..., Any], Callable[..., Any]] = {
     torch.bincount: _bincount,
     Tensor.bincount: _bincount,
+    torch.equal: _equal,
+    Tensor.equal: _equal,
     torch.unique: partial(unique, ask),
     Tensor.unique: partial(unique, ask),
     torch.unique_consecutive: partial(unique_consecutive, ask),

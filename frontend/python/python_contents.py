@@ -23,6 +23,7 @@ from retrograd.frontend.python.python_tables import ABSENT, contents_of
 _KEYED = (dict, MappingProxyType, UserDict, ChainMap)
 _LISTED = (list, tuple, deque, UserList)
 _SETS = (set, frozenset)
+_ITERATED = (list, tuple, deque, *_SETS)
 CONTAINERS = (*_KEYED, *_LISTED, *_SETS)
 # Arrays of more bytes are not copied, and known by being the same object.
 _COMPARED = 2**24
@@ -134,7 +135,9 @@ def _taken_apart(container: Any) -> tuple[tuple[Any, ...] | None, tuple[Any, ...
         return tuple(dict.keys(container)), tuple(dict.values(container))
     if isinstance(container, Mapping):
         return tuple(container), tuple(container.values())
-    return None, frozenset(container) if isinstance(container, _SETS) else tuple(container)
+    # By the methods of Python's own class: others may give something else, or nothing at all.
+    own = next((kind for kind in _ITERATED if isinstance(container, kind)), type(container))
+    return None, (frozenset if own in _SETS else tuple)(own.__iter__(container))
 
 
 @dataclass(frozen=True)
@@ -187,10 +190,9 @@ def is_same_value(found: Any, known: Any) -> bool:
 
 
 def _is_same_of_type(a: Any, b: Any) -> bool:
-    if isinstance(a, dict):
-        return list(a) == list(b) and all(is_same_value(a[key], b[key]) for key in a)
-    if isinstance(a, list | tuple):
-        return _are_same(tuple(a), tuple(b))
+    if isinstance(a, dict | list | tuple):
+        (keys, values), (other_keys, others) = _taken_apart(a), _taken_apart(b)
+        return keys == other_keys and _are_same(values, others)
     if isinstance(a, torch.Tensor):
         return False
     if isinstance(a, np.ndarray | np.generic):

@@ -9,7 +9,7 @@ import linecache
 import logging
 import re
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -20,6 +20,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import _disable_current_modes
 
 from retrograd.contract.errors import RetrogradError
+from retrograd.contract.roles import GRAD
 
 _TORCH = str(Path(torch.__file__).parent)
 NESTED_FOLDER = str(Path(torch.nested.__file__).parent)
@@ -42,9 +43,10 @@ _ASKS = {
     torch.Tensor.as_strided: "stride",
     torch.as_strided: "stride",
 }
+_GRADIENT = torch.Tensor.grad.__get__  # type: ignore[union-attr]
 # And what a tensor of a trace does not have.
 _NOT_TRACED = {
-    torch.Tensor.grad.__get__: ("the gradient in .grad", "pass it as an argument"),  # type: ignore[union-attr]
+    _GRADIENT: ("the gradient in .grad", "pass it as an argument"),
     torch.Tensor._version.__get__: (  # type: ignore[attr-defined]
         "how often it was written to, by ._version",
         "decide it outside of the model and pass it as an argument",
@@ -83,7 +85,8 @@ class SourceTracker(TorchFunctionMode):
     line; ``read`` with tensors of the user's, neither parameters nor arguments, whose contents Python takes. What
     Python asks of parameters, buffers and arguments, ``given`` by their identity, is added to ``asked``, with the name
     of each. ``meet`` is told of each call, and with what values, and says whether it does nothing.
-    ``is_awaited`` says of a tensor that would be refused that it is known only after the run whether it is.
+    ``is_awaited`` says of a tensor that would be refused that it is known only after the run whether it is; those that
+    are ``gradless``, by name, require no grad and have none.
     """
 
     def __init__(
@@ -94,6 +97,7 @@ class SourceTracker(TorchFunctionMode):
         asked: set[tuple[str, str]] | None = None,
         meet: Callable[[Any, Sequence[Any], Callable[[], str]], bool] = lambda *_call: False,
         is_awaited: Callable[[torch.Tensor, CaptureError], bool] = lambda *_outside: False,
+        gradless: Collection[str] = (),
     ) -> None:
         super().__init__()
         self._seen = seen
@@ -102,6 +106,7 @@ class SourceTracker(TorchFunctionMode):
         self._asked = set() if asked is None else asked
         self._meet = meet
         self._is_awaited = is_awaited
+        self._gradless = gradless
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         frame = user_frame(sys._getframe(1))
@@ -146,12 +151,13 @@ class SourceTracker(TorchFunctionMode):
         name = self._given.get(id(args[0])) if args else None
         if name is None or not _is_called_by_user(func, frame):
             return
-        if func in _NOT_TRACED:
+        has_none = func == _GRADIENT and name in self._gradless
+        if func in _NOT_TRACED and not has_none:
             what, remedy = _NOT_TRACED[func]
             where = "" if line is None else f", at {line}"
             raise CaptureError(f"the model asks a tensor for {what}, which a trace does not have{where}", remedy)
         by_format = func == torch.Tensor.is_contiguous and (len(args) > 1 or kwargs)
-        self._asked.add(("stride" if by_format else _ASKS[func], name))
+        self._asked.add((GRAD if has_none else "stride" if by_format else _ASKS[func], name))
 
 
 def _is_from_outside(tensor: torch.Tensor) -> bool:

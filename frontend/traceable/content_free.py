@@ -82,13 +82,16 @@ def index_fill_(x: Tensor, dim: int, index: Tensor, value: Any) -> Any:
 
 def select(x: Any, key: Any) -> Any:
     """``x[key]`` by a mask of the first axes, with numbers and slices of the others, by what ``torch.where`` of one
-    gives, or by a list of truth values; ``NotImplemented`` for other keys."""
+    gives, by a list of truth values, or by a mask of later axes of which it is known how many it chooses;
+    ``NotImplemented`` for other keys."""
     places = select_places(x, key)
     if places is not NotImplemented:
         return places
     if isinstance(key, list) and x.dim() and len(key) == x.shape[0] and all(isinstance(part, bool) for part in key):
         return x[[i for i, part in enumerate(key) if part]]
     mask, *rest = key if isinstance(key, tuple) and key else (key,)
+    if is_whole(mask):
+        return _select_behind(x, key)
     if not isinstance(x, Tensor) or not isinstance(mask, Tensor) or mask.dtype is not torch.bool or not mask.dim():
         return NotImplemented
     if mask.shape != x.shape[: mask.dim()] or not x.numel():
@@ -99,6 +102,31 @@ def select(x: Any, key: Any) -> Any:
         return select(x[(*[slice(None)] * mask.dim(), *rest)], mask) if plain else NotImplemented
     places = places_of(mask)
     return Selection.of(x, mask) if places is None else x[places]
+
+
+def _select_behind(x: Any, key: Any) -> Any:
+    """``x[:, mask]``, ``x[..., mask, 0]``: by numbers in place of the mask."""
+    keys = list(key) if isinstance(key, tuple) else [key]
+    masks = [place for place, part in enumerate(keys) if isinstance(part, Tensor)]
+    if (
+        len(masks) != 1
+        or not isinstance(x, Tensor)
+        or not all(type(part) in (int, slice) for part in keys[1:][masks[0] :])
+    ):
+        return NotImplemented
+    (place,), mask = masks, keys[masks[0]]
+    if mask.dtype is not torch.bool or not mask.dim() or not all(is_whole(part) for part in keys[:place]):
+        return NotImplemented
+    if Ellipsis in keys[:place]:
+        lead = x.dim() - mask.dim() - len(keys[place + 1 :])
+        keys[:place], place = [slice(None)] * lead, lead
+    if place < 0 or mask.shape != x.shape[place : place + mask.dim()]:
+        return NotImplemented
+    indices = nonzero(mask, as_tuple=True)
+    if indices is NotImplemented:
+        return NotImplemented
+    numbers = [index.settle() for index in indices]
+    return NotImplemented if None in numbers else x[(*keys[:place], *numbers, *keys[place + 1 :])]
 
 
 def masked_select(x: Any, mask: Any) -> Any:

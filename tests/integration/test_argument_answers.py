@@ -116,6 +116,15 @@ def narrowed(layer: nn.Linear, x: Tensor, y: Tensor) -> Tensor:
     return layer(x).narrow(0, y[0], 1).square().sum()  # type: ignore[no-any-return]
 
 
+def chosen_behind(layer: nn.Linear, x: Tensor, y: Tensor) -> Tensor:
+    """As graph layers take an edge list without its loops."""
+    edges = torch.stack([y, y.flip(0)])
+    mask = edges[0] != edges[1]
+    left, right = edges[:, mask]
+    square = layer(x).view(1, 4, 2, 2)[..., torch.stack([y > 1, mask], 1), 0:1] * torch.equal(y, edges[0])
+    return (layer(x)[left] * x[right] * edges[..., mask].numel()).sum() + square.sin().sum()  # type: ignore[no-any-return]
+
+
 ASKING: dict[str, Forward] = {
     f.__name__: f
     for f in (
@@ -133,6 +142,7 @@ ASKING: dict[str, Forward] = {
         narrowed,
         by_expert,
         masked_by_hand,
+        chosen_behind,
     )
 }
 # Each that is new compiles. Of the second numbers, sums, greatest and least are others, and a zero is among them.

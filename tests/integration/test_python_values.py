@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 import contextlib
+import copy
 import datetime
 import gc
 import itertools
@@ -538,6 +539,31 @@ def by_version(model: Any) -> float:
 def test_what_a_trace_does_not_have(ask: Callable[[Any], float]) -> None:
     with pytest.raises(retrograd.CaptureError, match=f"which a trace does not have, at .*in {ask.__name__}"):
         retrograd.compile_backward(Model(ask), (torch.randn(2, 3),))
+
+
+class Averaging(nn.Module):
+    """Asks what requires no grad for its gradient, as layers do that average their codes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear, self.mean = nn.Linear(3, 3), nn.Buffer(torch.zeros(3))
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.mean.lerp_(x.detach().mean(0), 0.1)
+        is_first = self.mean.grad is None and x.grad is None
+        result: Tensor = (self.linear(x) - self.mean) * (2.0 if is_first else 3.0)
+        return result
+
+
+def test_what_requires_no_grad_has_none() -> None:
+    model, x = Averaging(), torch.randn(2, 3)
+    step = retrograd.compile_backward(model, (x,))
+    reference = copy.deepcopy(model)
+    torch.testing.assert_close(step(x), reference(x))
+    torch.testing.assert_close(model.mean, reference.mean)
+    model.mean.grad = torch.ones(3)
+    with pytest.raises(retrograd.CaptureError, match=r"the gradient in \.grad"):
+        step(x)
 
 
 def test_what_is_asked_of_parameters() -> None:

@@ -316,3 +316,34 @@ def test_what_changed_is_told_in_a_line() -> None:
     (told,) = [text for text in values.find_changed() if "names" in text]
     assert len(told) < 400
     assert "\n" not in told
+
+
+class Labels(tuple[Any, ...]):
+    """Has neither a length nor its items to give, as a library's class of irreducible representations has not."""
+
+    def __len__(self) -> int:
+        raise NotImplementedError
+
+    def __iter__(self) -> Any:
+        raise NotImplementedError
+
+
+class Labelled(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.labels = Labels((1, Labels((2, "a"))))
+
+    def forward(self, x: Tensor) -> Tensor:
+        result: Tensor = x * self.labels[0]
+        return result
+
+
+def test_containers_of_classes_of_their_own() -> None:
+    model = Labelled()
+    values = values_of(model)
+    model.labels = Labels((1, Labels((2, "a"))))
+    assert values.are_as_before()
+    model.labels = Labels((1, Labels((2, "b"))))
+    assert not values.are_as_before()
+    assert is_same_value(Labels((1,)), Labels((1,)))
+    assert not is_same_value(Labels((1,)), Labels((1, 2)))
