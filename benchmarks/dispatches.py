@@ -4,6 +4,8 @@
 
 python benchmarks/dispatches.py gpt
 python benchmarks/dispatches.py resnet50 --kernels off --top 30
+
+Takes the models of `cpu_steps.py`, and those of the suite at the sizes of its benchmark.
 """
 
 from __future__ import annotations
@@ -20,18 +22,24 @@ import time
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
+import cpu_steps
 import torch
-from cpu_steps import MODELS
 from kernel_symbols import count_steps, find_joined, find_kernels, plain_name
 from measure import run_step
+from models import MODELS as SUITE
 from models.case import Case
 from page import positive
 
 import retrograd
 from retrograd.runtime.steps.compiled import CompiledBackward
 
+MODELS: dict[str, Callable[[], Case]] = {
+    **{name: partial(entry.make, "bench") for name, entry in SUITE.items()},
+    **cpu_steps.MODELS,
+}
 _RATE = 997
 _SAMPLE = re.compile(r"\s*([0-9a-f]+)\s.*?\(([^()]*)\)\s*$")
 _SIZES = re.compile(r"_(\d+(?:x\d+)*)")

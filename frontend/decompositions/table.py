@@ -25,6 +25,7 @@ from retrograd.frontend.decompositions.places import (
     masked_writes,
     resizing,
     sorting,
+    whole_rows,
 )
 from retrograd.frontend.decompositions.pooling import adaptive_pooling, pooling_forward, pooling_gradients
 from retrograd.frontend.decompositions.views import axes, copies, strided
@@ -40,6 +41,7 @@ DECOMPOSITIONS: tuple[Decomposition, ...] = (
     *pooling_forward.ENTRIES,
     *adaptive_pooling.ENTRIES,
     *indexing.ENTRIES,
+    *whole_rows.ENTRIES,
     *masked_writes.ENTRIES,
     *resizing.ENTRIES,
     *interpolation.ENTRIES,

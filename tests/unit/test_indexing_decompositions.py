@@ -127,3 +127,46 @@ def test_embedding_backward(dtype: torch.dtype, padding_idx: int, by_frequency: 
     indices = torch.randint(0, 7, (4, 6))
     grad = torch.randn(4, 6, 5).to(dtype)
     check(aten.embedding_dense_backward.default, grad, indices, 9, padding_idx, by_frequency)
+
+
+def summed(x: Tensor, index: Tensor, src: Tensor) -> Tensor:
+    """The sum of ``src`` over the edges that end at each row, as a network on a graph writes it."""
+    return x.scatter_add(0, index.unsqueeze(-1).expand_as(src), src)
+
+
+def spread(x: Tensor, index: Tensor) -> Tensor:
+    """The middle axis of ``x`` at the places of an index that is expanded over the others."""
+    return x.gather(1, index.view(1, -1, 1).expand(x.shape[0], -1, x.shape[2]))
+
+
+def written(x: Tensor, index: Tensor, src: Tensor) -> Tensor:
+    """The middle axis of ``x`` with ``src`` at the places of such an index."""
+    return x.scatter(1, index.view(1, -1, 1).expand_as(src), src)
+
+
+def count_places(op: Any, *args: Any) -> list[int]:
+    """How many numbers name the place of each element that ``op`` writes or reads one by one."""
+    graph = trace(op, *args)[0].graph
+    puts = graph.find_nodes(op="call_function", target=aten.index_put.default)
+    gathers = graph.find_nodes(op="call_function", target=aten.gather.default)
+    return [*(len(node.args[1]) for node in puts), *(node.args[0].meta["val"].dim() for node in gathers)]
+
+
+def test_an_index_of_whole_rows() -> None:
+    places = torch.tensor([2, 0, 2, 3])
+    check(summed, torch.randn(5, 3), places, torch.randn(4, 3))
+    assert count_places(summed, torch.randn(5, 3), places, torch.randn(4, 3)) == [1]
+    check(spread, torch.randn(2, 5, 3), places)
+    assert count_places(spread, torch.randn(2, 5, 3), places) == []
+    check(written, torch.randn(2, 5, 3), torch.tensor([3, 0]), torch.randn(2, 2, 3))
+
+
+def test_an_index_of_parts_of_rows() -> None:
+    """Neither of fewer elements than a row has, nor an argument, which is expanded at this call alone."""
+    places = torch.tensor([2, 0, 2, 3])
+    narrow = torch.randn(4, 2)
+    check(summed, torch.randn(5, 3), places, narrow)
+    assert count_places(summed, torch.randn(5, 3), places, narrow) == [2]
+    index, src = places.unsqueeze(-1).expand(4, 3), torch.randn(4, 3)
+    assert count_places(aten.scatter_add.default, torch.randn(5, 3), 0, index, src) == [2]
+    assert count_places(aten.gather.default, torch.randn(5, 3), 0, index) == [2]

@@ -15,6 +15,7 @@ from torch._decomp import get_decompositions
 from retrograd.frontend.decompositions.convolutions.im2col import is_static
 from retrograd.frontend.decompositions.entry import NO_LOWERING, Decomposition
 from retrograd.frontend.decompositions.places.masked_writes import is_mask, put_masked
+from retrograd.frontend.decompositions.places.whole_rows import find_rows
 from retrograd.frontend.decompositions.sums import HALF
 
 aten = torch.ops.aten
@@ -159,7 +160,8 @@ def scatter_add(x: Tensor, dim: int, index: Tensor, src: Tensor) -> Any:
 
 
 def _scatter(x: Tensor, dim: int, index: Tensor, src: Tensor, *, accumulate: bool) -> Tensor:
-    """Scatter as ``index_put``: along the other axes, an element of ``index`` stands for the place it is at."""
+    """Scatter as ``index_put``: along the other axes, an element of ``index`` stands for the place it is at, but where
+    it names whole rows."""
     if x.dim() == 0 or index.dim() == 0:
         whole = _scatter(
             x.reshape(-1), 0, index.reshape(-1), src.reshape(-1) if src.dim() else src, accumulate=accumulate
@@ -170,6 +172,8 @@ def _scatter(x: Tensor, dim: int, index: Tensor, src: Tensor, *, accumulate: boo
     for axis, length in enumerate(index.shape if src.dim() else ()):
         src = aten.slice.Tensor(src, axis, 0, length)
     along = dim % x.dim()
+    if (rows := find_rows(x, along, index)) is not None:
+        return put_counted(x, [*[None] * along, rows.to(torch.int64)], src.expand(index.shape), accumulate)
     spots = [
         index.to(torch.int64)
         if axis == along

@@ -25,14 +25,13 @@ _WITH_AXIS = (
     aten._log_softmax.default,
     aten._softmax_backward_data.default,
     aten._log_softmax_backward_data.default,
-    aten.gather.default,
     aten.index_select.default,
     *_REDUCED,
 )
 _TABLE = get_decomposition_table()
 
 
-def _as_row(op: OpOverload) -> Callable[..., Any]:
+def as_row(op: OpOverload) -> Callable[..., Any]:
     """``op`` with each scalar among its tensors as a row of one element; otherwise what torch-mlir's table has."""
 
     def function(x: Tensor, *args: Any, **kwargs: Any) -> Any:
@@ -122,7 +121,7 @@ ENTRIES = (
     Decomposition(aten.fmax.default, fmax, "torch-mlir does not broadcast it"),
     Decomposition(aten.fmin.default, fmin, "torch-mlir does not broadcast it"),
     *(
-        Decomposition(op, _as_row(op), "torch-mlir refuses a tensor of no axis, or does not come to an end")
+        Decomposition(op, as_row(op), "torch-mlir refuses a tensor of no axis, or does not come to an end")
         for op in _WITH_AXIS
     ),
     Decomposition(aten.logical_or.default, logical_or, "torch-mlir does not broadcast it"),
