@@ -123,7 +123,9 @@ class Request:
         check_choice("fallback", self.fallback, FALLBACKS)
         check_choice("partition", self.partition, PARTITIONS)
         if self.save_policy is not None and self.save_policy.may_offload and self.partition != BUDGET:
-            raise ValueError("offload(within_budget=True) is for partition='budget', whose plan decides")
+            raise ValueError(
+                "offload(within_budget=True) is for partition='budget', whose plan decides; give that, or leave within_budget out"
+            )
         if self.partition == BUDGET:
             object.__setattr__(self, "budget", parse_budget(self.memory_budget))
         elif self.memory_budget is not None:
@@ -156,7 +158,9 @@ class Request:
         device = next((t.device for t in tensors if t.is_cuda), _CPU)
         target = replace(target_on(device, self.target, self.kernels), is_compared=self.verify is not False)
         if self.free_early is True and "vulkan" in target.kinds:
-            raise ValueError("free_early: stages hand tensors over in torch's memory, which Vulkan does not reach")
+            raise ValueError(
+                "free_early: stages hand tensors over in torch's memory, which Vulkan does not reach; leave it out"
+            )
         if self.offloads and target.kinds not in _OFFLOADING:
             raise ValueError(
                 f"save_policy: retrograd.offload keeps residuals of a CUDA device on its host, and the target is "
@@ -249,7 +253,8 @@ class BackwardRequest:
         check_choice("fallback", self.fallback, FALLBACKS)
         check_choice("hook_schedule", self.hook_schedule, [*POLICIES])
         if self.background and self.collectives is not None:
-            raise ValueError("collectives: processes that compile in the background do not run the same at a step")
+            message = "collectives: processes that compile in the background do not run the same at a step"
+            raise ValueError(f"{message}; leave out background, or collectives")
 
     def on(self, device: torch.device) -> Options:
         """The options for a backward of tensors on ``device``. What is compiled beside the training is the same

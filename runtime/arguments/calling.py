@@ -108,7 +108,9 @@ class ExpectedTensor:
                 "that eager has not; compile again"
             )
         if value.layout is not torch.strided:
-            raise ArgumentError(f"{self.name}: expected a dense tensor, found layout {value.layout}")
+            raise ArgumentError(
+                f"{self.name}: expected a dense tensor, found layout {value.layout}; pass to_dense() of it"
+            )
 
     def _remedy_of_sizes(self, shape: Sequence[int]) -> str:
         """Says what to do about another size of some axes."""

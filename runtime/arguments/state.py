@@ -86,7 +86,9 @@ class ModelState:
         elif model is not None:
             missing = [name for name in self._names if name not in model]
             if missing:
-                raise ArgumentError(f"no tensor for parameter or buffer {missing[0]!r} in the mapping given as model")
+                raise ArgumentError(
+                    f"no tensor for parameter or buffer {missing[0]!r} in the mapping given as model; add it"
+                )
             self._places = [(model, name) for name in own]
         self._table_size = sum(map(len, self._tables))
         self._find_own_hooks = find_own_hooks
@@ -311,10 +313,13 @@ def _place(model: torch.nn.Module, qualified: str) -> tuple[Mapping[str, torch.T
     try:
         owner = model.get_submodule(path)
     except AttributeError as error:
-        raise ArgumentError(
-            f"the model has no parameter or buffer {qualified!r}, which the program was compiled for"
-        ) from error
+        raise _lacks(qualified) from error
     for table in (owner._parameters, owner._buffers):
         if name in table:
             return table, name
-    raise ArgumentError(f"the model has no parameter or buffer {qualified!r}, which the program was compiled for")
+    raise _lacks(qualified)
+
+
+def _lacks(qualified: str) -> ArgumentError:
+    message = f"the model has no parameter or buffer {qualified!r}, which the program was compiled for"
+    return ArgumentError(f"{message}; give it the model that was compiled, or compile this one")

@@ -124,7 +124,9 @@ class Launcher:
         code = self._codes[step.executable]
         entry = code.entries.get(step.entry)
         if entry is None or (entry.bindings, entry.constants) != (len(step.bindings), len(step.constants)):
-            raise ExecutionError(f"the executable's launch plans and its kernel {step.entry!r} do not fit each other")
+            raise ExecutionError(
+                f"the executable's launch plans and its kernel {step.entry!r} do not fit each other; compile again"
+            )
         key = step.executable, entry.module
         if key not in self._modules:
             self._modules[key] = self._driver.load_module(code.modules[entry.module])

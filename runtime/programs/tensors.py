@@ -194,7 +194,9 @@ def check_results(name: str, results: Sequence[torch.Tensor], device: Device) ->
             raise ExecutionError(f"{name}: result {index} requires grad, which a write in place would hide; detach it")
         if tensor.numel():
             if _storage(tensor) in storages:
-                raise ExecutionError(f"{name}: result {index} shares its storage with an earlier result")
+                raise ExecutionError(
+                    f"{name}: result {index} shares its storage with an earlier result; take them from allocate_results"
+                )
             storages.add(_storage(tensor))
     return storages
 

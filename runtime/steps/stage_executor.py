@@ -239,7 +239,9 @@ class StageExecutor:
 
     def _run_stage(self, step: RunStage, freed: Sequence[str]) -> _Action:
         if step.function not in self._functions:
-            raise ExecutionError(f"the plan calls @{step.function}, which the program does not have")
+            raise ExecutionError(
+                f"the plan calls @{step.function}, which the program does not have; it is damaged, compile again"
+            )
         call = BoundFunction(self._program, self._functions[step.function])
         self._bound.append(call)
         taking = self._take(step.arguments)
