@@ -124,7 +124,8 @@ class Request:
         check_choice("partition", self.partition, PARTITIONS)
         if self.save_policy is not None and self.save_policy.may_offload and self.partition != BUDGET:
             raise ValueError(
-                "offload(within_budget=True) is for partition='budget', whose plan decides; give that, or leave within_budget out"
+                "offload(within_budget=True) is for partition='budget', whose plan decides; give that, or leave "
+                "within_budget out"
             )
         if self.partition == BUDGET:
             object.__setattr__(self, "budget", parse_budget(self.memory_budget))
