@@ -55,7 +55,7 @@ def apply(module: Any) -> None:
         for command, wave in zip(commands, find_waves([_read_accesses(c, resources) for c in commands]), strict=True):
             waves.setdefault(wave, []).append(command)
         for wave in sorted(waves):
-            _place(waves[wave], end)
+            place_together(waves[wave], end)
 
 
 def _number_resources(execute: Any, block: Any) -> dict[Any, _Resource]:
@@ -116,7 +116,7 @@ def _read_access(resources: dict[Any, _Resource], taken: Any, offset: Any, lengt
     return Access(resource.number, start, start + size, writes)
 
 
-def _place(commands: Sequence[Any], end: Any) -> None:
+def place_together(commands: Sequence[Any], end: Any) -> None:
     """Move ``commands`` in front of ``end``, several as one group."""
     if len(commands) == 1:
         commands[0].move_before(end)

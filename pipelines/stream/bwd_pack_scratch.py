@@ -59,7 +59,7 @@ def plan_packings(module: Any, *, loose: bool = True, hosts: bool = True) -> lis
     """
     packings = []
     for pack in find_ops(module, "stream.resource.pack"):
-        slices = _read_slices(pack)
+        slices = read_slices(pack, NAME)
         if slices is not None:
             packings.append(_plan(pack, slices, loose, hosts))
     return packings
@@ -85,8 +85,12 @@ def _tell_copied(module: Any) -> None:
             _say(function, {key: numbers for key, numbers in said.items() if numbers})
 
 
-def _read_slices(pack: Any) -> list[Slice] | None:
-    """The buffers that are packed, of aligned sizes; None where a size is no constant."""
+def read_slices(pack: Any, name: str) -> list[Slice] | None:
+    """The buffers that are packed, of aligned sizes; None where a size is no constant.
+
+    Raises:
+        PassFailure: of the pass ``name``, for lifetimes that end before they begin.
+    """
     sizes = [constant_of(size) for size in pack.operands]
     steps = [int(ir.IntegerAttr(step).value) for step in pack.attributes["lifetime_intervals"]]
     # With an offset there is an operand more.
@@ -97,14 +101,14 @@ def _read_slices(pack: Any) -> list[Slice] | None:
         if size is None:
             return None
         slices.append(whole_slice(first, last, size))
+    try:
+        check_slices(slices)
+    except ValueError as error:
+        raise PassFailure(name, pack, str(error), "run it right after iree-stream-schedule-allocation") from error
     return slices
 
 
 def _plan(pack: Any, slices: list[Slice], loose: bool, hosts: bool) -> Packing:
-    try:
-        check_slices(slices)
-    except ValueError as error:
-        raise PassFailure(NAME, pack, str(error), "run it right after iree-stream-schedule-allocation") from error
     scratch = read_scratch(pack) if hosts else None
     if scratch is None:
         return plan_block(pack, slices, loose)

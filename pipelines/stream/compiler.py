@@ -19,7 +19,7 @@ from iree.compiler.api import Invocation, Output, Session, Source, ctypes_dl
 from iree.compiler.dialects import arith, builtin, hal, stream, util  # noqa: F401
 
 from retrograd.pipelines.devices.device_targets import IN_ORDER
-from retrograd.pipelines.stream import bwd_join_indices, bwd_overlap_commands, bwd_pack_scratch
+from retrograd.pipelines.stream import bwd_join_indices, bwd_overlap_commands, bwd_pack_scratch, bwd_part_groups
 from retrograd.pipelines.stream.passes import load_pass
 
 # Of IREE's stream phase: up to commands whose buffers have no place yet, up to their places, and the rest.
@@ -38,6 +38,8 @@ PHASES = ("input", "abi", "preprocessing", "global-optimization", "dispatch-crea
 _HOSTING = re.compile(
     r'--iree-hal-target-device=(?:local|#hal\.device\.target<"cuda"(?:(?!#hal\.device|,(?:local|vulkan|hip)\b).)*)'
 )
+# Others run a function's commands one after another, or were not tried.
+_ON_CPU = "--iree-hal-target-device=local"
 _RULES_FLAG = "--iree-codegen-transform-dialect-library="
 _NO_KERNELS = b"module { func.func @nothing() { return } }\0"
 
@@ -68,11 +70,13 @@ class Part:
 @dataclass(frozen=True)
 class Layouts:
     """How memory is laid out: ``loose``, which takes the time of several layouts, and no block is smaller or larger by
-    it; ``hosts``, with buffers in storage for results; ``overlaps``, with commands that run at the same time after."""
+    it; ``hosts``, with buffers in storage for results; ``overlaps``, with commands that run at the same time after;
+    ``parts``, with groups of such parted before, where that takes less."""
 
     loose: bool
     hosts: bool
     overlaps: bool
+    parts: bool
 
 
 def compile_file(
@@ -113,7 +117,9 @@ def compile_file(
         return
     _call("VerifyIR", invocation, verified)
     in_order = IN_ORDER in flags
-    layout = Layouts(loose=last == "end" and in_order, hosts=any(map(_HOSTING.fullmatch, flags)), overlaps=in_order)
+    hosts = any(map(_HOSTING.fullmatch, flags))
+    parts = not in_order and _ON_CPU in flags
+    layout = Layouts(loose=last == "end" and in_order, hosts=hosts, overlaps=in_order, parts=parts)
     bwd_join_indices.apply(invocation.export_module())
     module = _lay_out(invocation, dumps, layout)
     if last == "stream":
@@ -156,6 +162,8 @@ def _lay_out(invocation: Invocation, dumps: Dumps, layouts: Layouts) -> Any:
     ``iree-stream-schedule-allocation`` runs twice, the second time with nothing left to do."""
     _run(invocation, _TO_BUFFERS)
     module = invocation.export_module()
+    if layouts.parts:
+        bwd_part_groups.apply(module)
     packings = bwd_pack_scratch.plan_packings(module, loose=layouts.loose, hosts=layouts.hosts)
     if dumps.allocation is not None:
         _write(dumps.allocation, module)

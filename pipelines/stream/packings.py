@@ -28,11 +28,12 @@ _OWN_PARTS = (0.0, 1 / 32, 1 / 16, 1 / 8)
 _OWN_PARTS_OF_ARENAS = (*_OWN_PARTS, 1 / 4)
 # Of functions of more buffers less is tried: for each choice that takes seconds.
 _MOST_TRIED = 1000
-# What arenas have to save, of all that the caller gives up and gets and the block.
-_LEAST_GAIN = 1 / 100
 # What may be copied when the function has returned, of all that the caller gives up and that is read at least once.
 _MOST_COPIED = 1 / 16
 _NOTHING = Host(0, 0, 0)
+
+LEAST_GAIN = 1 / 100
+"""What arenas have to save, of all that the caller gives up and gets and the block."""
 
 
 @dataclass(frozen=True)
@@ -89,12 +90,12 @@ def plan_hosted(scratch: Scratch, slices: Sequence[Slice], loose: bool) -> Packi
     arenas = (_host(scratch, slices, False, choice) for choice in joined)
     smallest = min(arenas, key=lambda packing: packing.size, default=best)
     whole = sum(storage.host.size for storage in scratch.storages) + best.size
-    if best.size - smallest.size > _LEAST_GAIN * whole:
+    if best.size - smallest.size > LEAST_GAIN * whole:
         best = smallest
     bare = Choice({})
     choices = [bare, *_join_rest(scratch.storages, [bare]), best.choice]
     smallest = min(_copy_some(scratch, slices, choices), key=lambda packing: packing.size, default=best)
-    if best.size - smallest.size > _LEAST_GAIN * whole:
+    if best.size - smallest.size > LEAST_GAIN * whole:
         best = smallest
     return _host(scratch, slices, True, best.choice) if loose else best
 
@@ -183,7 +184,10 @@ def _host(scratch: Scratch, slices: Sequence[Slice], loose: bool, choice: Choice
     """Plan a pack whose buffers may lie in storages and arenas, with results and arenas as chosen."""
     movable = [scratch.is_computed(number) for number in range(len(slices))]
     hosts = {number: storage.host for number, storage in enumerate(scratch.storages)}
-    hosted = find_hosts(slices, _find_rooms(scratch, choice), movable, read_taken(hosts, choice))
+    rooms = _find_rooms(scratch, choice)
+    # An arena is imported for copies once for all that lies there, which takes 13 us.
+    arenas = range(len(hosts), len(rooms))
+    hosted = find_hosts(slices, rooms, movable, read_taken(hosts, choice), arenas)
     numbers = [number for number in range(len(slices)) if number not in hosted]
     layout = lay_out([slices[number] for number in numbers], loose=loose)
     offsets = dict(zip(numbers, layout.offsets, strict=True))

@@ -12,7 +12,7 @@ from typing import Any
 from iree.compiler import ir
 
 # Each is a function of a module, in a module of its name: what it cannot work on is a PassFailure.
-PASSES = ("bwd-join-indices", "bwd-overlap-commands", "bwd-pack-scratch")
+PASSES = ("bwd-join-indices", "bwd-overlap-commands", "bwd-pack-scratch", "bwd-part-groups")
 # Of an accesses attribute: the bit that says that bytes are written.
 _WRITES = 2
 

@@ -63,12 +63,14 @@ class Scratch:
     """A block of scratch memory whose buffers ``pack`` places, and the one region of commands that uses it.
 
     ``accesses`` are those of each buffer, by number, each with what is added to the buffer's offset; ``storages`` are
-    those of the results that the region writes, and of what the caller gave up and the region reads.
+    those of the results that the region writes, and of what the caller gave up and the region reads. The ops of
+    ``block`` are the region's steps.
     """
 
     pack: Any
     accesses: dict[int, list[tuple[Access, int]]] = field(default_factory=dict)
     storages: list[Storage] = field(default_factory=list)
+    block: Any = None
 
     def is_computed(self, number: int) -> bool:
         """Whether kernels alone access a buffer: the caller's storage is imported for them, and not to be filled."""
@@ -86,8 +88,8 @@ def read_scratch(pack: Any) -> Scratch | None:
     execute, block = _find_region(pack)
     if execute is None:
         return None
-    scratch = Scratch(pack)
-    commands = [(step, c) for step, op in enumerate(block.operations) for c in _find_commands(op.operation)]
+    scratch = Scratch(pack, block=block)
+    commands = [(step, c) for step, op in enumerate(block.operations) for c in find_commands(op.operation)]
     ranges: dict[Any, list[Access]] = {}
     for step, command in commands:
         taken_ranges = read_ranges(command)
@@ -138,7 +140,7 @@ def find_copied(execute: Any, *, arguments: bool = False) -> set[int]:
     resources = dict(zip(block.arguments, operand_groups(execute)[0], strict=False))
     found = set()
     for op in block.operations:
-        for command in _find_commands(op.operation):
+        for command in find_commands(op.operation):
             for taken in read_ranges(command) or () if command.name != _DISPATCH else ():
                 owner = _import_of(resources[command.operands[taken.resource]])
                 if not taken.writes or owner is None or not isinstance(owner.operands[0].owner, ir.Block):
@@ -166,11 +168,11 @@ def _find_region(pack: Any) -> tuple[Any, Any]:
     return execute, execute.regions[0].blocks[0]
 
 
-def _find_commands(op: Any) -> Iterator[Any]:
+def find_commands(op: Any) -> Iterator[Any]:
     """The commands in ``op``, or itself."""
     if op.name in _GROUPS:
         for inner in op.regions[0].blocks[0].operations:
-            yield from _find_commands(inner.operation)
+            yield from find_commands(inner.operation)
     elif op.name != "stream.yield":
         yield op
 

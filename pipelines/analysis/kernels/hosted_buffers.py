@@ -136,23 +136,26 @@ def find_hosts(
     hosts: Sequence[Host],
     movable: Sequence[bool] | None = None,
     taken: Mapping[int, Sequence[tuple[int, Slice]]] | None = None,
+    open_hosts: Collection[int] = (),
 ) -> dict[int, Place]:
     """Places in hosts for some of ``slices``, by number: of those alive at the fullest step the largest, as long as one
     fits; and of all others too, where the block that is left has gaps and is smaller without them. ``movable`` says of
-    each whether it may be hosted at all; ``taken`` what lies in a host already, at which offset.
+    each whether it may be hosted anywhere, the others go to ``open_hosts`` alone; ``taken`` is what lies in a host
+    already, at which offset.
 
     Offsets are multiples of the alignment, since sizes of slices are.
     """
     if not hosts or len(slices) > _MOST_SLICES:
         return {}
-    able = [part.size > 0 and (movable is None or movable[number]) for number, part in enumerate(slices)]
+    anywhere = [movable is None or movable[number] for number in range(len(slices))]
+    able = [part.size > 0 and (anywhere[number] or bool(open_hosts)) for number, part in enumerate(slices)]
     least = _least_block(slices, hosts, able, taken or {})
     best: dict[int, Place] = {}
     smallest = lay_out(slices, loose=False).size
     # Layouts are found in a few orders: what is left may lie worse than all of them.
     for rule in _RULES if len(slices) <= _MOST_COMPARED else _RULES[:1]:
-        rooms = [_Room(host, (taken or {}).get(number, ())) for number, host in enumerate(hosts)]
-        found = _fill(slices, able, rooms, rule)
+        rooms = [_Room(host, (taken or {}).get(number, ()), number in open_hosts) for number, host in enumerate(hosts)]
+        found = _fill(_Task(slices, able, anywhere), rooms, rule)
         size = lay_out([part for number, part in enumerate(slices) if number not in found], loose=False).size
         if size < smallest or (size == smallest and not best):
             best, smallest = found, size
@@ -180,26 +183,51 @@ def _least_block(
     return int(np.maximum(fixed, live - room).max(initial=0))
 
 
-def _fill(slices: Sequence[Slice], able: Sequence[bool], rooms: Sequence[_Room], rule: _Rule) -> dict[int, Place]:
+@dataclass(frozen=True)
+class _Task:
+    """Slices, which of them are ``able`` to be hosted, and which ``anywhere``: the others in open rooms alone."""
+
+    slices: Sequence[Slice]
+    able: Sequence[bool]
+    anywhere: Sequence[bool]
+
+    def put(self, number: int, rooms: Sequence[_Room], rule: _Rule) -> Place | None:
+        """Put a slice where the rule has it go, of all gaps that it fits in; None where there is none."""
+        part = self.slices[number]
+        fits = [
+            (room.idle(part) if rule.is_close else 0, *fit, host)
+            for host, room in enumerate(rooms)
+            if (self.anywhere[number] or room.is_open) and (fit := room.find_gap(part)) is not None
+        ]
+        if not fits:
+            return None
+        *_, offset, host = min(fits)
+        rooms[host].taken.append((offset, part))
+        return Place(host, offset)
+
+
+def _fill(task: _Task, rooms: Sequence[_Room], rule: _Rule) -> dict[int, Place]:
     """Host what is alive at the fullest step; and all others too, where the block that is left has gaps and is smaller
     without them."""
-    placed = _lower_peak(slices, able, rooms, rule)
+    slices, able = task.slices, task.able
+    placed = _lower_peak(task, rooms, rule)
     left = [part for number, part in enumerate(slices) if number not in placed]
     size = lay_out(left, loose=False).size
     if size == peak_of(left):
         return placed
     others = [n for n in _sorted(slices, range(len(slices)), rule) if able[n] and n not in placed]
-    more = placed | {n: place for n in others if (place := _put(slices[n], rooms, rule)) is not None}
+    more = placed | {n: place for n in others if (place := task.put(n, rooms, rule)) is not None}
     fewer = [part for number, part in enumerate(slices) if number not in more]
     return more if lay_out(fewer, loose=False).size < size else placed
 
 
-def _lower_peak(slices: Sequence[Slice], able: Sequence[bool], rooms: Sequence[_Room], rule: _Rule) -> dict[int, Place]:
+def _lower_peak(task: _Task, rooms: Sequence[_Room], rule: _Rule) -> dict[int, Place]:
     """Host slices that are alive at the fullest step, until none of them fits."""
+    slices = task.slices
     live = live_bytes(slices)
     firsts, lasts = (np.array([getattr(part, end) for part in slices], np.int64) for end in ("first", "last"))
     # What does not fit now does not later: rooms only fill up.
-    waiting = np.array(able, bool)
+    waiting = np.array(task.able, bool)
     placed: dict[int, Place] = {}
     found = True
     while found and live.max(initial=0) > 0:
@@ -208,7 +236,7 @@ def _lower_peak(slices: Sequence[Slice], able: Sequence[bool], rooms: Sequence[_
         for number in _sorted(slices, alive.tolist(), rule):
             waiting[number] = False
             part = slices[number]
-            if (place := _put(part, rooms, rule)) is not None:
+            if (place := task.put(number, rooms, rule)) is not None:
                 placed[number], found = place, True
                 live[part.first : part.last + 1] -= part.size
                 break
@@ -220,26 +248,13 @@ def _sorted(slices: Sequence[Slice], numbers: Iterable[int], rule: _Rule) -> lis
     return sorted(numbers, key=lambda n: rule.order(slices[n]))
 
 
-def _put(part: Slice, rooms: Sequence[_Room], rule: _Rule) -> Place | None:
-    """Put a slice where the rule has it go, of all gaps that it fits in; None where there is none."""
-    fits = [
-        (rooms[host].idle(part) if rule.is_close else 0, *fit, host)
-        for host, room in enumerate(rooms)
-        if (fit := room.find_gap(part)) is not None
-    ]
-    if not fits:
-        return None
-    *_, offset, host = min(fits)
-    rooms[host].taken.append((offset, part))
-    return Place(host, offset)
-
-
 class _Room:
-    """The room that there is in a host: offsets with slices."""
+    """The room that there is in a host: offsets with slices. One that ``is_open`` is for all of them."""
 
-    def __init__(self, host: Host, taken: Sequence[tuple[int, Slice]] = ()) -> None:
+    def __init__(self, host: Host, taken: Sequence[tuple[int, Slice]] = (), is_open: bool = False) -> None:
         self.host = host
         self.taken = [*taken]
+        self.is_open = is_open
 
     def idle(self, part: Slice) -> int:
         """For how many steps the host holds nothing of its caller's between that and ``part``."""
