@@ -37,12 +37,13 @@ from retrograd.frontend.python.unique_values import unique, unique_consecutive
 _MOST_ANSWERS, _MOST_STEPS, _MOST_NUMBERS = 64, 64, 64
 _ALSO_NAMES = """
     __floordiv__ __radd__ __rmul__ __rtruediv__ __setitem__ __truediv__ __xor__ arange argmax argmin argsort
-    bitwise_xor broadcast_to bucketize cat ceil chunk clamp clamp_max clamp_min concat count_nonzero cummax cumprod
-    cumsum diff div expand expand_as fill_ flip floor floor_divide fmod full full_like gather index_select interpolate
-    isin linspace logical_xor masked_fill masked_fill_ maximum meshgrid minimum movedim narrow new_full new_ones
-    new_zeros nonzero one_hot ones ones_like pad permute prod remainder repeat repeat_interleave roll round scatter
-    scatter_add searchsorted sort split stack swapaxes swapdims t take_along_dim tensor tensor_split tile to topk
-    transpose tril triu trunc type unbind unflatten unique unique_consecutive where zero_ zeros zeros_like
+    bitwise_xor broadcast_to bucketize byte cat ceil chunk clamp clamp_max clamp_min concat count_nonzero cummax
+    cumprod cumsum diff div expand expand_as fill_ fill_diagonal_ flip floor floor_divide fmod full full_like gather
+    index_select interpolate isin linspace logical_xor masked_fill masked_fill_ maximum meshgrid minimum movedim
+    narrow new_full new_ones new_zeros nonzero one_hot ones ones_like pad permute prod remainder repeat
+    repeat_interleave roll round scatter scatter_add searchsorted sort split stack swapaxes swapdims t
+    take_along_dim tensor tensor_split tile to topk transpose tril triu trunc type unbind unflatten unique
+    unique_consecutive where zero_ zeros zeros_like
 """
 _NAMES = CHEAP | frozenset(_ALSO_NAMES.split())
 
@@ -160,6 +161,16 @@ def ask(tensor: Tensor, question: Callable[[Tensor], Any]) -> Any:
     return None if answers is None else answers.ask(tensor, question)
 
 
+def computed(func: Callable[..., Tensor], *args: Any) -> Tensor:
+    """``func(*args)``, of which it is known that it was computed so."""
+    answers = _OPEN.get()
+    with torch.no_grad():
+        result = func(*args)
+    if answers is not None:
+        answers.functions.note(result, func, args, {})
+    return result
+
+
 class AskedArguments(TorchFunctionMode):
     """While it is active, what a model asks of its arguments' contents is answered, where no other mode within knows
     better."""
@@ -273,14 +284,11 @@ def _bincount(input: Tensor, weights: Tensor | None = None, minlength: int = 0) 
 
 def _equal(input: Any, other: Any) -> bool | None:
     """``torch.equal`` of tensors of one shape; ``None`` where that cannot be told."""
-    answers = _OPEN.get()
-    if answers is None or not isinstance(input, Tensor) or not isinstance(other, Tensor):
+    if not isinstance(input, Tensor) or not isinstance(other, Tensor):
         return None
     if input.shape != other.shape:
         return False
-    with torch.no_grad():
-        same = answers.functions.note(Tensor.eq(input, other), Tensor.eq, (input, other), {})
-    answer: bool | None = ask(same, lambda found: bool(found.all()))
+    answer: bool | None = ask(computed(Tensor.eq, input, other), lambda found: bool(found.all()))
     return answer
 
 

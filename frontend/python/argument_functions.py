@@ -173,7 +173,7 @@ class FunctionsOfArguments:
 
 
 # Functions that write to their first argument.
-WRITES = frozenset((Tensor.__setitem__, Tensor.masked_fill_, Tensor.fill_, Tensor.zero_))
+WRITES = frozenset((Tensor.__setitem__, Tensor.masked_fill_, Tensor.fill_, Tensor.fill_diagonal_, Tensor.zero_))
 
 
 def _written(write: Callable[..., Any]) -> Callable[..., Tensor]:

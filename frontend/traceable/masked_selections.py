@@ -13,16 +13,21 @@ computed from arguments alone: then there are as many as for the arguments that 
 
 from __future__ import annotations
 
+import dis
+import sys
 from collections.abc import Callable, Sequence
+from functools import lru_cache
 from math import inf
+from types import CodeType
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch._functorch.utils import unwrap_dead_wrappers
 from torch.utils import _pytree as pytree
 
 from retrograd.frontend.python.argument_answers import ask, count
-from retrograd.frontend.python.source_locations import IN_PARTS, CaptureError, place_of_caller
+from retrograd.frontend.python.source_locations import IN_PARTS, CaptureError, is_user_file, place_of_caller
 
 # Functions whose result at an element depends on their arguments there alone, as methods or functions of torch.
 _ELEMENTWISE_NAMES = """
@@ -57,6 +62,9 @@ _REMEDY = (
     f"on whole tensors; {IN_PARTS}"
 )
 
+# Where PyTorch looks through the arguments of a custom function.
+_OF_FUNCTIONS = unwrap_dead_wrappers.__code__.co_filename
+
 
 class Selection:
     """The elements ``x[mask]`` of ``x [*mask, *element]``: ``rows`` has the same shape, and any chosen element where
@@ -73,6 +81,17 @@ class Selection:
         # The elements in a row, once they have been asked for; they stand in its place from then on.
         self.dense: Tensor | None = None
         self.memory = [True] if memory is None else memory
+
+    @property  # type: ignore[misc]
+    def __class__(self) -> type:
+        """A tensor's, to the model: it goes by ``isinstance``, and by ``torch.is_tensor``. What is written in C would
+        take it for one, and crash."""
+        frame = sys._getframe(1)
+        if frame.f_code.co_filename == _OF_FUNCTIONS:
+            # It would see no tensor to have a gradient for.
+            raise refusal("a torch.autograd.Function of it")
+        is_models = frame.f_code is torch.is_tensor.__code__ or is_user_file(frame.f_code.co_filename)
+        return Tensor if is_models and _calls_isinstance(frame.f_code, frame.f_lasti) else Selection
 
     @classmethod
     def of(cls, x: Tensor, mask: Tensor) -> Selection:
@@ -204,6 +223,21 @@ class Selection:
         return iter(dense)
 
     __hash__ = object.__hash__
+    __array_ufunc__ = None
+
+    def __array__(self, *_: Any, **__: Any) -> Any:
+        raise refusal("numpy()")
+
+
+@lru_cache(maxsize=256)
+def _calls_isinstance(code: CodeType, place: int) -> bool:
+    """Whether the instruction at a place calls ``isinstance``: the name stands where the call begins."""
+    starts = [(line, column) for line, _, column, _ in code.co_positions()]
+    start = starts[place // 2]
+    return None not in start and any(
+        i.argval == "isinstance" and i.opname.startswith("LOAD_") and starts[i.offset // 2] == start
+        for i in dis.get_instructions(code)
+    )
 
 
 def _operator(name: str) -> Callable[..., Any]:

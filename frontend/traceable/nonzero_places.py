@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from retrograd.frontend.python.argument_answers import computed
 from retrograd.frontend.traceable.masked_selections import Selection, is_same_choice, refusal
 
 
@@ -24,7 +25,8 @@ def where(condition: Any, *others: Any, **named: Any) -> Any:
 
 
 def nonzero(x: Any, *, out: Tensor | None = None, as_tuple: bool = False) -> Any:
-    """``x.nonzero()`` of a bool tensor, ``[n, axes]`` or one index for each axis; ``NotImplemented`` for others."""
+    """``x.nonzero()`` of truth values or integers, ``[n, axes]`` or one index for each axis; ``NotImplemented`` for
+    others."""
     indices = NotImplemented if out is not None else _places(x, "nonzero")
     if indices is NotImplemented or as_tuple:
         return indices
@@ -35,8 +37,16 @@ def _places(mask: Any, name: str) -> Any:
     """An index for each axis of ``mask``: where it is set."""
     if isinstance(mask, Selection):
         raise refusal(name)
-    if not isinstance(mask, Tensor) or mask.dtype is not torch.bool or not mask.dim() or not mask.numel():
+    if (
+        not isinstance(mask, Tensor)
+        or mask.is_floating_point()
+        or mask.is_complex()
+        or not mask.dim()
+        or not mask.numel()
+    ):
         return NotImplemented
+    if mask.dtype is not torch.bool:
+        mask = computed(Tensor.ne, mask, 0)
     grids = torch.meshgrid([torch.arange(size, device=mask.device) for size in mask.shape], indexing="ij")
     return tuple(Selection.of(grid, mask) for grid in grids)
 

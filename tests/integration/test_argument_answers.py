@@ -122,7 +122,12 @@ def chosen_behind(layer: nn.Linear, x: Tensor, y: Tensor) -> Tensor:
     mask = edges[0] != edges[1]
     left, right = edges[:, mask]
     square = layer(x).view(1, 4, 2, 2)[..., torch.stack([y > 1, mask], 1), 0:1] * torch.equal(y, edges[0])
-    return (layer(x)[left] * x[right] * edges[..., mask].numel()).sum() + square.sin().sum()  # type: ignore[no-any-return]
+    total = (layer(x)[left] * x[right] * edges[..., mask].numel()).sum() + square.sin().sum()
+    # And metric learning the pairs of one class.
+    pairs = (y[:, None] == y).byte()
+    pairs.fill_diagonal_(0)
+    one, other = torch.where(pairs)
+    return total + (layer(x)[one] - layer(x)[other]).square().sum() / len(one)  # type: ignore[no-any-return]
 
 
 ASKING: dict[str, Forward] = {

@@ -3,7 +3,9 @@
 """What is computed from ``x[mask]`` can be traced where it is computed element by element, and is eager's."""
 
 from collections.abc import Callable
+from typing import Any
 
+import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
@@ -155,6 +157,21 @@ def another_name(x: Tensor, y: Tensor, mask: Tensor, labels: Tensor) -> Tensor:
     return same.sum()
 
 
+class Doubled(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        return x * 2
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> Tensor:
+        return gradient * 2
+
+
+def by_custom_function(x: Tensor, y: Tensor, mask: Tensor, labels: Tensor) -> Tensor:
+    doubled: Tensor = Doubled.apply(x[mask])  # type: ignore[no-untyped-call]
+    return doubled.sum()
+
+
 REFUSED: dict[str, tuple[Function, str]] = {
     "places that are not chosen": (
         written(lambda x, y, m: x.__setitem__(torch.where(m), torch.ones(7, 5))),
@@ -182,6 +199,8 @@ REFUSED: dict[str, tuple[Function, str]] = {
     "written elsewhere": (written(lambda x, y, m: x.__setitem__(m, y[y[..., 0] > 0])), "by another mask"),
     "rows that are not chosen": (lambda x, y, m, i: (x[m] * torch.ones(3, 5)).sum(), "not chosen from"),
     "targets that are not chosen": (lambda x, y, m, i: F.mse_loss(x[m], torch.ones(5)), "not chosen from"),
+    "a custom function": (by_custom_function, "torch.autograd.Function of it"),
+    "numpy": (lambda x, y, m, i: x.sum() * np.asarray(x[m].detach()).sum(), r"numpy\(\), where"),
     "weights of classes": (lambda x, y, m, i: F.cross_entropy(x[m], i[m], weight=y[0, 0]), "with weights"),
 }
 
@@ -191,3 +210,16 @@ def test_refused(name: str) -> None:
     function, message = REFUSED[name]
     with TraceableFunctions(), pytest.raises(CaptureError, match=message):
         make_fx(function, tracing_mode="fake")(*arguments())
+
+
+def by_class(x: Tensor, y: Tensor, mask: Tensor, labels: Tensor) -> Tensor:
+    chosen = x[mask]
+    is_known = isinstance(chosen, list | Tensor) and torch.is_tensor(chosen)
+    return chosen.sum() if is_known and not isinstance(chosen, tuple | torch.nn.Parameter) else x.sum() * 0
+
+
+def test_what_is_chosen_is_a_tensor_to_the_model() -> None:
+    given = arguments()
+    with TraceableFunctions():
+        traced = make_fx(by_class, tracing_mode="fake")(*given)
+    torch.testing.assert_close(traced(*given), by_class(*given))
