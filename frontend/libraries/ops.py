@@ -52,7 +52,8 @@ FLOPS = "retrograd_flops"
 @dataclass(frozen=True)
 class Libraries:
     """From how many multiplications of an op on libraries compute it, on each type of device; ``None``: they do not.
-    ``products`` says whether that is so of products on a CPU; those on CUDA are compiled. ``kernels`` are families of
+    ``products`` says whether that is so of products on a CPU; those on CUDA are compiled where sizes are known, since
+    kernels of our own take no others. ``kernels`` are families of
     kernels of our own that the target has: where they take attention or a convolution, and no library does, it is kept
     whole. ``channels_last`` says that convolutions take and give images with channels last, where that pays;
     ``eager_forward`` that PyTorch ran the forward of a backward that is compiled."""
@@ -159,12 +160,20 @@ def _is_row(a: Tensor) -> bool:
 
 
 def _product(a: Tensor, b: Tensor) -> int | None:
+    if a.device.type == "cuda":
+        return _open_product(a, b)
     if a.device.type != "cpu" or not (_LIBRARIES.get().products or _is_row(a)):
         return None
     if a.dtype is torch.float16 and not has_half_units():
         # Of 512 x 1024 x 1024 oneDNN takes 1,700 ms then, of float32 10.
         return None
     return a.numel() * b.shape[-1]
+
+
+def _open_product(a: Tensor, b: Tensor) -> int | None:
+    """A product on CUDA, or a batch of them, of sizes that are open: IREE's code for such has no tiles."""
+    is_known = a.device.type != "cuda" or all(isinstance(size, int) for size in (*a.shape, *b.shape))
+    return None if is_known else a.numel() * b.shape[-1]
 
 
 def _recurrent(x: Tensor, w_ih: Tensor, w_hh: Tensor, *_: Any) -> int:
@@ -263,7 +272,7 @@ def _product_excess(a: Tensor, b: Tensor, **_: Any) -> int:
 def _product_and_bias(_bias: Tensor, a: Tensor, b: Tensor, **_: Any) -> int | None:
     """In bfloat16 and float16, where the CPU has units for them: PyTorch's decomposition widens a product that
     something is added to, and its matrices with it. Elsewhere the product in float32 is the faster one."""
-    return _product(a, b) if has_units_for(a.dtype) else None
+    return _product(a, b) if a.device.type == "cpu" and has_units_for(a.dtype) else None
 
 
 # One core of an EPYC with AVX2: of 4 x 64 x 14 x 14 and 3 x 3 taps oneDNN takes 1.2 ms and compiled code 3.9, and from
@@ -301,6 +310,7 @@ def has_many_own_taps(x: Tensor, weight: Tensor, groups: int) -> bool:
 
 LIBRARY_OPS: Mapping[OpOverload, LibraryOp] = {
     aten.mm.default: LibraryOp(_product, "PyTorch's product", _product_excess),
+    aten.bmm.default: LibraryOp(_open_product, "PyTorch's product"),
     aten.addmm.default: LibraryOp(_product_and_bias, "PyTorch's product", _behind_first(_product_excess)),
     aten.convolution.default: LibraryOp(
         _convolution, "PyTorch's convolution", _convolution_excess, open=_has_open_images

@@ -10,6 +10,9 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch._dynamo.source import ConstantSource
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv
 
 from retrograd import options
 from retrograd.frontend.decompositions.attention import score_scale
@@ -76,6 +79,28 @@ def test_the_work_of_a_product() -> None:
         assert count(a.to("meta"), b.to("meta")) is None
     with library_ops(Libraries(cpu=0, products=False)):
         assert count(a, b) is None
+
+
+def test_products_of_open_sizes_on_cuda_are_for_its_library() -> None:
+    """No kernel of our own takes them, and IREE's code for such sizes has no tiles."""
+    sizes, source = ShapeEnv(), ConstantSource("rows")
+    with FakeTensorMode(shape_env=sizes), library_ops(Libraries(cuda=WORTH)):
+        symbol = sizes.create_symbol(512, source, dynamic_dim=DimDynamic.DYNAMIC)
+        rows = sizes.create_symintnode(symbol, hint=512, source=source)
+
+        def tensor(*shape: Any) -> Tensor:
+            return torch.empty(*shape, device="cuda")
+
+        known = tensor(256, 256)
+        assert computes(aten.mm.default, tensor(rows, 256), known)
+        assert computes(aten.bmm.default, tensor(4, rows, 256), tensor(4, 256, 256))
+        # A gradient of weights, whose own sizes are known.
+        assert computes(aten.mm.default, tensor(256, rows), tensor(rows, 256))
+        # Of sizes that are known it is compiled, and so is one that is small at the sizes of the trace.
+        assert not computes(aten.mm.default, known, known)
+        assert not computes(aten.bmm.default, tensor(4, 256, 256), tensor(4, 256, 256))
+        assert not computes(aten.mm.default, tensor(rows, 256), tensor(256, 4))
+    assert not sizes.guards
 
 
 def test_permutations_that_undo_each_other_are_left_out() -> None:
