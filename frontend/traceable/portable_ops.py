@@ -28,6 +28,7 @@ from retrograd.frontend.libraries.attention_calls import describe, take_attentio
 from retrograd.frontend.libraries.ops import computes
 from retrograd.frontend.python.value_questions import AnsweredQuestions
 from retrograd.frontend.traceable.content_free import OWN_LOSSES, TraceableFunctions
+from retrograd.frontend.traceable.flexible_attention import attend_flexibly, is_flexible
 from retrograd.frontend.traceable.overlapping_writes import OverlappingWrites
 from retrograd.frontend.traceable.replaced_kernels import replaced_kernels
 from retrograd.frontend.traceable.resized_images import own_resizing_gradients
@@ -92,6 +93,8 @@ class PortableAttention(TorchFunctionMode):
         self, func: Callable[..., Any], types: Sequence[type], args: Sequence[Any] = (), kwargs: Any = None
     ) -> Any:
         query = args[0] if args else (kwargs or {}).get("query")
+        if is_flexible(func):
+            return attend_flexibly(args, kwargs or {})
         if func is F.multi_head_attention_forward:
             return func(*args, **_with_mask_beside(query, **(kwargs or {})))
         if func is not F.scaled_dot_product_attention or not isinstance(query, Tensor):
