@@ -71,6 +71,7 @@ def compile_with_dynamo(
     ``in_budget`` says that this asks how much memory the graph takes in eager.
 
     A graph with a recurrent layer that would be a long loop runs in eager, and a warning is logged; as does one that
+    has streams of its own, which AOTAutograd takes for a write to a tensor that it cannot trace; one that
     writes to an argument which shares its memory with another: what Dynamo hands from one part of a function to the
     next may be a tensor and a view of it; one that takes objects, as those of tensor parallel models take meshes; and
     one that assigns ``.data`` of an argument in a way that AOTAutograd does not take.
@@ -78,9 +79,9 @@ def compile_with_dynamo(
     Raises:
         CaptureError: a size that depends on data.
     """
-    long = find_long_recurrence(graph_module)
-    if long is not None:
-        _LOG.warning("run in eager: %s", long)
+    left = find_long_recurrence(graph_module) or _find_recorded_stream(graph_module)
+    if left is not None:
+        _LOG.warning("run in eager: %s", left)
         return graph_module.forward
     peak = eager_peak_of_graph(graph_module, example_inputs) if in_budget else None
     try:
@@ -105,6 +106,14 @@ def compile_with_dynamo(
             _LOG.warning("run in eager: %s; to compile it, %s", refused.error.message, remedy)
             return graph_module.forward
         raise refused.error from refused.error.__cause__
+
+
+def _find_recorded_stream(graph_module: torch.fx.GraphModule) -> str | None:
+    """Find a tensor that is noted to be used on another stream; says where."""
+    for node in graph_module.graph.find_nodes(op="call_method", target="record_stream"):
+        place = source_place(node.meta.get("stack_trace"))
+        return f"a tensor is recorded for another stream{f' at {place}' if place else ''}, which no graph holds"
+    return None
 
 
 def _warn_of_one_size(error: Exception) -> None:
