@@ -274,3 +274,17 @@ def test_a_file_of_them(tmp_path: Path) -> None:
     compiled.save(tmp_path / "block.rgb")
     found = gradients(case, retrograd.load(tmp_path / "block.rgb").bind(model))
     assert all(relative_error(found[name], grad) < 1e-4 for name, grad in expected.items())
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_products_of_open_sizes(dtype: torch.dtype) -> None:
+    """No kernel of our own takes them."""
+    model = nn.Sequential(nn.Linear(256, 1024), nn.GELU(), nn.Linear(1024, 256)).to("cuda", dtype)
+    x = torch.randn(4, 96, 256, device="cuda", dtype=dtype, requires_grad=True)
+    sizes = ({1: torch.export.Dim("length", min=8, max=512)},)
+    compiled = retrograd.compile_backward(model, (x,), dynamic_shapes=sizes, cache=False)
+    assert compiled.explain().to_dict()["islands"]
+    assert_as_near_as_eager(Case(model, (x,), mean_square), compiled)
+    model.to(dtype)
+    other = torch.randn(4, 41, 256, device="cuda", dtype=dtype, requires_grad=True)
+    assert_as_near_as_eager(Case(model, (other,), mean_square), compiled)
