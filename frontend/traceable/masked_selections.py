@@ -24,7 +24,9 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch._functorch.utils import unwrap_dead_wrappers
+from torch.nn.modules import module
 from torch.utils import _pytree as pytree
+from torch.utils import hooks
 
 from retrograd.frontend.python.argument_answers import ask, count
 from retrograd.frontend.python.source_locations import IN_PARTS, CaptureError, is_user_file, place_of_caller
@@ -62,8 +64,12 @@ _REMEDY = (
     f"on whole tensors; {IN_PARTS}"
 )
 
-# Where PyTorch looks through the arguments of a custom function.
-_OF_FUNCTIONS = unwrap_dead_wrappers.__code__.co_filename
+# Where PyTorch looks for tensors among what a custom function, or a module with hooks, takes and gives.
+_LOOKING = {
+    unwrap_dead_wrappers.__code__.co_filename: "a torch.autograd.Function of it",
+    str(hooks.__file__): "backward hooks of a module that takes or gives it",
+    str(module.__file__): "backward hooks of a module that takes or gives it",
+}
 
 
 class Selection:
@@ -87,9 +93,9 @@ class Selection:
         """A tensor's, to the model: it goes by ``isinstance``, and by ``torch.is_tensor``. What is written in C would
         take it for one, and crash."""
         frame = sys._getframe(1)
-        if frame.f_code.co_filename == _OF_FUNCTIONS:
-            # It would see no tensor to have a gradient for.
-            raise refusal("a torch.autograd.Function of it")
+        if frame.f_code.co_filename in _LOOKING and not frame.f_code.co_name.startswith("__"):
+            # They would see no tensor to have a gradient for.
+            raise refusal(_LOOKING[frame.f_code.co_filename])
         is_models = frame.f_code is torch.is_tensor.__code__ or is_user_file(frame.f_code.co_filename)
         return Tensor if is_models and _calls_isinstance(frame.f_code, frame.f_lasti) else Selection
 

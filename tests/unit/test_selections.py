@@ -172,6 +172,20 @@ def by_custom_function(x: Tensor, y: Tensor, mask: Tensor, labels: Tensor) -> Te
     return doubled.sum()
 
 
+def by_hooked_module(x: Tensor, y: Tensor, mask: Tensor, labels: Tensor) -> Tensor:
+    layer = torch.nn.Tanh()
+    layer.register_full_backward_hook(lambda module, given, wanted: (given[0] * 3,))  # type: ignore[index]
+    result: Tensor = layer(x[mask]).sum()
+    return result
+
+
+def by_modules(x: Tensor, y: Tensor, mask: Tensor, labels: Tensor) -> Tensor:
+    layer = torch.nn.Sequential(torch.nn.Tanh(), torch.nn.Dropout(0.0))
+    layer.chosen = x[mask]
+    result: Tensor = layer(layer.chosen).sum()
+    return result
+
+
 REFUSED: dict[str, tuple[Function, str]] = {
     "places that are not chosen": (
         written(lambda x, y, m: x.__setitem__(torch.where(m), torch.ones(7, 5))),
@@ -199,6 +213,7 @@ REFUSED: dict[str, tuple[Function, str]] = {
     "written elsewhere": (written(lambda x, y, m: x.__setitem__(m, y[y[..., 0] > 0])), "by another mask"),
     "rows that are not chosen": (lambda x, y, m, i: (x[m] * torch.ones(3, 5)).sum(), "not chosen from"),
     "targets that are not chosen": (lambda x, y, m, i: F.mse_loss(x[m], torch.ones(5)), "not chosen from"),
+    "a module with hooks": (by_hooked_module, "backward hooks of a module"),
     "a custom function": (by_custom_function, "torch.autograd.Function of it"),
     "numpy": (lambda x, y, m, i: x.sum() * np.asarray(x[m].detach()).sum(), r"numpy\(\), where"),
     "weights of classes": (lambda x, y, m, i: F.cross_entropy(x[m], i[m], weight=y[0, 0]), "with weights"),
@@ -220,6 +235,7 @@ def by_class(x: Tensor, y: Tensor, mask: Tensor, labels: Tensor) -> Tensor:
 
 def test_what_is_chosen_is_a_tensor_to_the_model() -> None:
     given = arguments()
-    with TraceableFunctions():
-        traced = make_fx(by_class, tracing_mode="fake")(*given)
-    torch.testing.assert_close(traced(*given), by_class(*given))
+    for function in (by_class, by_modules):
+        with TraceableFunctions():
+            traced = make_fx(function, tracing_mode="fake")(*given)
+        torch.testing.assert_close(traced(*given), function(*given))
