@@ -13,6 +13,7 @@ import torch
 
 import retrograd
 from retrograd.frontend.autograd.steps import compilation
+from retrograd.frontend.autograd.steps.layouts import Expanded
 from retrograd.frontend.autograd.tracing.trace import TracedBackward, trace_backward
 
 Pair = tuple[torch.Tensor, torch.Tensor]
@@ -130,3 +131,20 @@ def test_a_cell_that_runs_often_takes_its_weights_once(traced: list[TracedBackwa
 
     torch.testing.assert_close(steps(True), steps(False))
     assert len(traced[0].merged) > 4
+
+
+def test_an_index_that_is_expanded_at_some_steps(traced: list[TracedBackward]) -> None:
+    """As that of a network on a graph, which names whole rows; at the fourth step it names single elements."""
+    rows = [torch.randint(64, (512, 1)).expand(512, 32) for _ in range(4)]
+    indices = [*rows[:3], torch.randint(64, (512, 32)), rows[3]]
+    table = torch.randn(64, 32, requires_grad=True)
+
+    def gradient(index: torch.Tensor, *, compiled: bool) -> torch.Tensor:
+        loss = (table.gather(0, index) ** 2).sum()
+        with retrograd.enable(cache=False) if compiled else nullcontext():
+            return torch.autograd.grad(loss, table)[0]
+
+    for index in indices:
+        torch.testing.assert_close(gradient(index, compiled=True), gradient(index, compiled=False))
+    taken = [[layout for layout in trace.layouts.values() if isinstance(layout, Expanded)] for trace in traced]
+    assert len(taken) == 2 and taken[0] and not taken[1]

@@ -70,7 +70,7 @@ def test_what_changed_is_named() -> None:
             BASE, numbers=(("leaky_relu_backward0", 0.75),)
         ),
         "options are cuda": replace(BASE, options="cuda"),
-        "tensors share memory that did not, or the other way round": replace(BASE, shared=((1, 0),)),
+        "tensors share or repeat memory that did not, or the other way round": replace(BASE, shared=((1, 0),)),
     }
     for reason, now in changes.items():
         assert explain_difference(now, [BASE]) == (reason,)

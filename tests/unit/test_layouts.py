@@ -9,7 +9,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from retrograd.frontend.autograd.steps.layouts import Part, Permuted, find_layout
+from retrograd.frontend.autograd.steps.layouts import Expanded, Part, Permuted, find_layout
 
 
 @st.composite
@@ -70,3 +70,17 @@ def test_transposed_and_taken_apart() -> None:
 )
 def test_other_tensors_are_left_as_they_are(view: torch.Tensor) -> None:
     assert find_layout(view) is None
+
+
+def test_what_repeats_memory() -> None:
+    column = torch.randn(512, 1)
+    wide = column.expand(512, 32)
+    layout = find_layout(wide)
+    assert layout == Expanded((512, 1), (512, 32))
+    base = layout.base(wide)
+    assert base.is_contiguous() and base.data_ptr() == column.data_ptr()
+    assert torch.equal(layout.view(base), wide)
+    # Neither a few numbers, nor parts that lie apart, nor what is read otherwise.
+    assert find_layout(column[:4].expand(4, 32)) is None
+    assert find_layout(torch.randn(512, 2)[:, :1].expand(512, 32)) is None
+    assert find_layout(torch._neg_view(wide)) is None

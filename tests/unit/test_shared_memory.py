@@ -81,3 +81,22 @@ def test_a_guard_holds_for_other_memory_that_lies_alike() -> None:
     assert not guard.holds([part[1:] for part in parts(torch.randn(24))])
     longer = torch.randn(30)
     assert not guard.holds([part.as_strided((4, 3), (6, 1), n * 3) for n, part in enumerate([longer, longer])])
+
+
+def test_what_repeats_memory_is_known_by_how_it_lies() -> None:
+    """Without what it repeats, a tensor that holds other numbers there would be lost."""
+
+    def wide(rows: int) -> list[torch.Tensor]:
+        return [torch.randn(rows, 1).expand(rows, 32)]
+
+    given, dense = wide(512), [torch.randn(512, 32)]
+    assert find_shared(given, [0]) == ((0, 0, 0, (1, 0), 2048),)
+    assert find_shared(dense, [0]) == () == find_shared(wide(4), [0])
+    layout = find_layout(given[0])
+    assert layout is not None
+    guard = MergedGuard({}, {0: layout}, given)
+    assert guard.numbers == {0} and guard.holds(dense)
+    step = StepGuard("options", (), given, (), (), guard)
+    with torch.no_grad():
+        held = [step.holds("options", (), tensors, (), ()) for tensors in (given, wide(512), dense)]
+    assert held == [True, True, False]

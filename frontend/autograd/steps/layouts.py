@@ -4,7 +4,7 @@
 
 Compiled functions take contiguous memory. The transpose of a weight, or the part of a projection that is the keys of
 an attention, is none, and would be copied at each step: 19 of a GPT's tensors, more than half of its backward's time.
-The graph takes what is contiguous, and transposes or slices by itself.
+The graph takes what is contiguous, and transposes, slices or expands by itself.
 """
 
 from __future__ import annotations
@@ -23,6 +23,8 @@ from retrograd.frontend.doors.outputs import find_order
 
 # Memory of which a tensor is a smaller part than this is not taken for its sake.
 _MOST_TIMES = 4
+# Elements below which an expanded tensor is copied as fast as it is asked how it lies.
+_LEAST_EXPANDED = 1 << 14
 
 
 class Layout(Protocol):
@@ -80,13 +82,40 @@ class Part:
         return base.as_strided(self.size, self.stride, self.offset)
 
 
+@dataclass(frozen=True)
+class Expanded:
+    """A piece of memory that is repeated along some axes. One that lies otherwise may hold other numbers there: whoever
+    takes tensors so has to ask for the strides of each."""
+
+    kept: tuple[int, ...]
+    size: tuple[int, ...]
+
+    def base(self, tensor: torch.Tensor) -> torch.Tensor:
+        """The tensor with one element along the axes that repeat it."""
+        return tensor.as_strided(self.kept, tensor.stride())
+
+    def view(self, base: torch.Tensor) -> torch.Tensor:
+        """The tensor with all of them."""
+        return base.expand(self.size)
+
+
+def find_expanded(tensor: torch.Tensor) -> Expanded | None:
+    """How a large tensor that is contiguous memory, repeated along some axes, lies; None for any other."""
+    if tensor.numel() < _LEAST_EXPANDED or tensor.is_conj() or tensor.is_neg():
+        return None
+    lengths = tuple([1 if step == 0 else size for size, step in zip(tensor.shape, tensor.stride(), strict=True)])
+    if lengths == tuple(tensor.shape) or not tensor.as_strided(lengths, tensor.stride()).is_contiguous():
+        return None
+    return Expanded(lengths, tuple(tensor.shape))
+
+
 def find_layout(tensor: torch.Tensor) -> Layout | None:
-    """How a tensor lies; None where it is contiguous, or neither way."""
+    """How a tensor lies; None where it is contiguous, or in none of these ways."""
     if tensor.is_contiguous() or not tensor.numel() or tensor.is_conj() or tensor.is_neg() or not tensor.dim():
         return None
     strides = [step for count, step in zip(tensor.shape, tensor.stride(), strict=True) if count > 1]
     if 0 in strides:
-        return None
+        return find_expanded(tensor)
     order = find_order(tensor.stride()).outer_to_inner
     if tensor.permute(order).is_contiguous():
         return Permuted(order)

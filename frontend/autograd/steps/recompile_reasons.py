@@ -120,7 +120,7 @@ def _differences(before: Situation, now: Situation) -> Iterator[str]:
     changed = dict.fromkeys(f"{what} is {b} instead of {a}" for what, a, b in (*sizes, *numbers) if a != b)
     yield from list(changed)[:MOST_NAMED]
     if not changed and before.gradients == now.gradients and before.shared != now.shared:
-        yield "tensors share memory that did not, or the other way round"
+        yield "tensors share or repeat memory that did not, or the other way round"
 
 
 def _count(gradients: int) -> str:

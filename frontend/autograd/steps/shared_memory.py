@@ -1,6 +1,6 @@
 # Part of the retrograd project, under the Apache License v2.0 with LLVM Exceptions.
 # SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
-"""Tensors of a backward that are the same piece of memory, which compiled code takes once.
+"""Tensors of a backward that are the same piece of memory, or repeat one, which compiled code takes once.
 
 A cell that is run ten times saved ten tensors that are its transposed weight, and four that are parts of each of its
 projections: 38 of the 96 tensors of a GRU's backward. Each of them would be laid out, handed over and read by itself.
@@ -14,16 +14,17 @@ from typing import Any
 
 import torch
 
-from retrograd.frontend.autograd.steps.layouts import Layout, Part
+from retrograd.frontend.autograd.steps.layouts import Expanded, Layout, Part, find_expanded
 
 _address_of = torch.Tensor.data_ptr
-# Of each tensor of which another has the storage: its number, the first one that has it, where it begins, its strides,
+# Of each tensor of which another has the storage, or that repeats its own: its number, the first one that has it, where it begins, its strides,
 # and the size of the storage.
 Shared = tuple[tuple[int, int, int, tuple[int, ...], int], ...]
 
 
 def find_shared(inputs: Sequence[torch.Tensor], numbers: Sequence[int]) -> Shared:
-    """Find the tensors, of those with these numbers, of which another has the storage, and how they lie in it."""
+    """Find the tensors, of those with these numbers, of which another has the storage, or that repeat their own, and
+    how they lie in it."""
     groups: dict[int, list[int]] = {}
     for number in numbers:
         tensor = inputs[number]
@@ -34,8 +35,10 @@ def find_shared(inputs: Sequence[torch.Tensor], numbers: Sequence[int]) -> Share
     found = []
     for group in groups.values():
         size = inputs[group[0]].untyped_storage().nbytes()
-        for number in group if len(group) > 1 else ():
+        for number in group:
             tensor = inputs[number]
+            if len(group) == 1 and find_expanded(tensor) is None:
+                continue
             found.append((number, group[0], int(tensor.storage_offset()), tensor.stride(), size))
     return tuple(found)
 
@@ -67,7 +70,7 @@ def _is_read_otherwise(tensor: torch.Tensor) -> bool:
 
 
 class MergedGuard:
-    """Whether tensors lie as when those that are ``merged`` were, given that their strides and dispatch keys, among
+    """Whether tensors lie as when those that are ``merged`` were, and those that repeat memory, given that their strides and dispatch keys, among
     which are those of conjugates and negatives, are as they were then."""
 
     __slots__ = ("_distances", "_firsts", "_others", "_wholes", "numbers")
@@ -76,7 +79,8 @@ class MergedGuard:
         self, merged: Mapping[int, int], layouts: Mapping[int, Layout], inputs: Sequence[torch.Tensor]
     ) -> None:
         # Those whose strides have to be as they were.
-        self.numbers = frozenset({*merged, *merged.values()})
+        repeated = [number for number, how in layouts.items() if isinstance(how, Expanded)]
+        self.numbers = frozenset({*merged, *merged.values(), *repeated})
         self._others, self._firsts = gather([*merged]), gather([*merged.values()])
         # How far from the tensor that is taken each other one begins.
         self._distances = self._measure(inputs)
@@ -101,5 +105,7 @@ class MergedGuard:
 
 
 def gather(numbers: Sequence[int]) -> Callable[[Sequence[Any]], Sequence[Any]]:
-    """Makes a function that takes elements; of one number, the tuple that `itemgetter` does not give."""
+    """Makes a function that takes elements; of one number or none, the tuple that `itemgetter` does not give."""
+    if not numbers:
+        return lambda elements: ()
     return itemgetter(*numbers) if len(numbers) > 1 else itemgetter(slice(numbers[0], numbers[0] + 1))

@@ -113,9 +113,10 @@ class Use:
         return self.variant.right.get(self.ones)
 
     def guard_merged(self, inputs: Sequence[torch.Tensor]) -> MergedGuard | None:
-        """Make a guard of how the tensors lie that are taken as others; None where none are."""
-        traced = self.variant.traced
-        return MergedGuard(traced.merged, traced.layouts, inputs) if traced.merged else None
+        """Make a guard of how the tensors lie that are taken as others, or without what they repeat; None where none
+        are."""
+        guard = MergedGuard(self.variant.traced.merged, self.variant.traced.layouts, inputs)
+        return guard if guard.numbers else None
 
     def look_for_direct(self, inputs: Sequence[torch.Tensor]) -> None:
         """Have steps that lie as this one does run directly, if they can: once it is known how functions are called."""

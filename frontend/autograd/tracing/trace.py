@@ -29,7 +29,7 @@ from retrograd.frontend.autograd.hooks.packed_values import PackedLeaf
 from retrograd.frontend.autograd.sizes.open_numbers import take_floats
 from retrograd.frontend.autograd.sizes.open_sizes import OpenPlaces, OpenSizes, SizeGuard
 from retrograd.frontend.autograd.steps.absent_gradients import AbsentGradients
-from retrograd.frontend.autograd.steps.layouts import Layout, Permuted, find_layout
+from retrograd.frontend.autograd.steps.layouts import Expanded, Layout, Permuted, find_layout
 from retrograd.frontend.autograd.steps.recorder import Recorder, find_borrowed
 from retrograd.frontend.autograd.steps.shared_memory import Shared, find_merged
 from retrograd.frontend.autograd.tracing.aten_interpreter import AtenInterpreter
@@ -145,7 +145,13 @@ def trace_backward(
     lasting = [] if recorded.inlined else [n for n in range(len(inputs)) if n not in recorded.may_free]
     found = {number: find_layout(inputs[number]) for number in lasting}
     # Where sizes are open, a part of memory would be another at each step.
-    layouts = {n: how for n, how in found.items() if how and (places is None or isinstance(how, Permuted))}
+    # What is expanded is so at the steps of the key alone, which says how what is ``shared`` lies.
+    fixed = {part[0] for part in shared if places is None}
+    layouts = {
+        n: how
+        for n, how in found.items()
+        if how and (isinstance(how, Permuted) or (n in fixed if isinstance(how, Expanded) else places is None))
+    }
     merged: dict[int, int] = {}
     try:
         with without_stacks_of_fakes():
