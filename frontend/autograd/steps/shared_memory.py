@@ -17,8 +17,8 @@ import torch
 from retrograd.frontend.autograd.steps.layouts import Expanded, Layout, Part, find_expanded
 
 _address_of = torch.Tensor.data_ptr
-# Of each tensor of which another has the storage, or that repeats its own: its number, the first one that has it, where it begins, its strides,
-# and the size of the storage.
+# Of each tensor of which another has the storage, or that repeats its own: its number, the first one that has it, where
+# it begins, its strides, and the size of the storage.
 Shared = tuple[tuple[int, int, int, tuple[int, ...], int], ...]
 
 
@@ -70,8 +70,8 @@ def _is_read_otherwise(tensor: torch.Tensor) -> bool:
 
 
 class MergedGuard:
-    """Whether tensors lie as when those that are ``merged`` were, and those that repeat memory, given that their strides and dispatch keys, among
-    which are those of conjugates and negatives, are as they were then."""
+    """Whether tensors lie as when those that are ``merged`` were, and those that repeat memory, given that their strides
+    and dispatch keys, among which are those of conjugates and negatives, are as they were then."""
 
     __slots__ = ("_distances", "_firsts", "_others", "_wholes", "numbers")
 
