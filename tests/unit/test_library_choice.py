@@ -515,3 +515,17 @@ def test_narrow_products_are_sooner_a_librarys(
         model, x = nn.Linear(128, 128, bias=False, dtype=dtype), torch.randn(256, 128, dtype=dtype)
         nodes = capture_joint(stack, model, (x,)).graph_module.graph.nodes
     assert any(LIBRARY in n.meta for n in nodes) == is_whole
+
+
+def test_a_matrix_that_no_cache_holds_is_not_packed() -> None:
+    """On whichever CPU: the gradients of a layer with a vocabulary; not its forward, nor those of smaller ones."""
+
+    def count(rows: int, inner: int, columns: int, *, is_turned: bool = False) -> int | None:
+        with library_ops(Libraries(cpu=WORTH_ON_CPU, products=False)):
+            right = torch.empty(columns, inner).t() if is_turned else torch.empty(inner, columns)
+            return LIBRARY_OPS[aten.mm.default].count(torch.empty(rows, inner), right)
+
+    large = 1 << 26 if torch.backends.mkl.is_available() else None
+    assert count(64, 1 << 17, 8) == count(8, 64, 1 << 17) == large
+    assert count(8, 64, 1 << 17, is_turned=True) is None
+    assert count(64, 1 << 16, 8) is None

@@ -70,8 +70,8 @@ def _is_read_otherwise(tensor: torch.Tensor) -> bool:
 
 
 class MergedGuard:
-    """Whether tensors lie as when those that are ``merged`` were, and those that repeat memory, given that their strides
-    and dispatch keys, among which are those of conjugates and negatives, are as they were then."""
+    """Whether tensors lie as when those that are ``merged`` were, and those that repeat memory, given that their
+    strides and dispatch keys, among which are those of conjugates and negatives, are as they were then."""
 
     __slots__ = ("_distances", "_firsts", "_others", "_wholes", "numbers")
 
