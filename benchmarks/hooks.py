@@ -14,6 +14,7 @@ import json
 import os
 import subprocess
 import sys
+import textwrap
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -89,8 +90,8 @@ def table(case: str, measure: Callable[[str], dict[str, Any]], rows: dict[str, d
     """The lines of one case as Markdown."""
     columns = list(dict.fromkeys(column for figures in rows.values() for column in figures))
     cells = [[engine, *(str(figures.get(column, "")) for column in columns)] for engine, figures in rows.items()]
-    text = " ".join((measure.__doc__ or "").split())
-    return [f"## {case}", "", text, "", *markdown_table(["", *columns], 1, cells), ""]
+    text = textwrap.wrap(" ".join((measure.__doc__ or "").split()), 112, break_on_hyphens=False)
+    return [f"## {case}", "", *text, "", *markdown_table(["", *columns], 1, cells), ""]
 
 
 if __name__ == "__main__":
