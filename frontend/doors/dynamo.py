@@ -7,6 +7,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import sympy
@@ -34,6 +35,7 @@ from retrograd.frontend.doors.deferred_code import deferring_code
 from retrograd.frontend.doors.eager_peak import eager_peak_of_graph
 from retrograd.frontend.doors.graph_calls import CompiledFunction, graph_caller, size_values
 from retrograd.frontend.doors.inner_gradients import heeding_hooks
+from retrograd.frontend.doors.recurring_sizes import COMINGS, MOST_SIZES, Compile, RecurringSizes
 from retrograd.frontend.doors.second_derivatives import SecondDerivatives
 from retrograd.frontend.doors.unseen_modes import telling_modes
 from retrograd.frontend.hooks.pack_hooks import find_open_pair, guard_hooks, hidden_hooks, inlined_in
@@ -83,6 +85,10 @@ def compile_with_dynamo(
     if left is not None:
         _LOG.warning("run in eager: %s", left)
         return graph_module.forward
+    if _open_symbols(example_inputs) and _are_on_cuda(example_inputs):
+        return _take_sizes_by_themselves(
+            graph_module, example_inputs, partial(compile_with_dynamo, build=build, in_budget=in_budget)
+        )
     peak = eager_peak_of_graph(graph_module, example_inputs) if in_budget else None
     try:
         if _open_symbols(example_inputs):
@@ -114,6 +120,18 @@ def _find_recorded_stream(graph_module: torch.fx.GraphModule) -> str | None:
         place = source_place(node.meta.get("stack_trace"))
         return f"a tensor is recorded for another stream{f' at {place}' if place else ''}, which no graph holds"
     return None
+
+
+def _take_sizes_by_themselves(
+    graph_module: torch.fx.GraphModule, inputs: Sequence[Any], compile_fixed: Compile
+) -> RecurringSizes:
+    _LOG.warning(
+        "sizes are open, for which code on CUDA is slow: sizes that come %d times are compiled for by themselves, up "
+        "to %d of them, and others run in eager; to have more of it compiled, pad to a few sizes",
+        COMINGS,
+        MOST_SIZES,
+    )
+    return RecurringSizes(graph_module, inputs, compile_fixed)
 
 
 def _warn_of_one_size(error: Exception) -> None:
@@ -280,6 +298,10 @@ def _symbolic(inputs: Sequence[Any]) -> list[Any]:
         tensor = isinstance(value, torch.Tensor)
         values += [*value.shape, *value.stride(), value.storage_offset()] if tensor else [value]
     return [value for value in values if isinstance(value, SYMBOLIC)]
+
+
+def _are_on_cuda(inputs: Sequence[Any]) -> bool:
+    return any(isinstance(value, Tensor) and value.device.type == "cuda" for value in inputs)
 
 
 def _open_symbols(inputs: Sequence[Any]) -> bool:
