@@ -43,80 +43,108 @@ COLUMNS = (
     "gradient error",
 )
 EXPLANATION = """\
+What you can count on, on a CPU, of a step that begins without gradients:
+
+- **`min-cut`, which is what you get, has a peak of 0.84 to 1.00 of eager's** for an MLP, a ResNet-18, a GPT-2, a U-Net
+  and an LSTM, and 1.04 for a ViT, whose attention eager computes with no matrix of scores. `default`, which computes
+  nothing again, has 0.96 to 1.04, and 1.10 for the ResNet. Models whose tensors have less than 16 KiB take more: see
+  [below](#small-models).
+- **Between two steps gradients alone are there**, each a tensor with storage of its own: `torch.save`, `pickle` and
+  `deepcopy` of one write that one, and `zero_grad()` frees it. On a CPU several may lie in one piece of memory, of
+  which at most a sixteenth is left over, and which is there as long as one of them: `explain()` says so as *gradients
+  in one storage*. Who keeps one of them for long keeps a `clone()` of it. Such a gradient cannot be resized, as one
+  that came from NumPy cannot.
+- **Nobody else sees what is written over**: with `retain_graph=True`, or where a hook or you have a saved tensor, the
+  backward works in a copy, which takes as much as the residuals.
+- **Gradients are the same bits** wherever values lie.
+- **What `explain()` predicts is what is measured**, within 1%, where no part runs in torch; and a `memory_budget` is
+  kept, or refused with the least that can be.
+
+Not so: on CUDA a captured graph has the residuals, and a file leaves its memory to its caller ([below](#how)).
+Functions whose tensors have 16 KiB at most each are called on copies, which are kept from step to step: as much as they
+take and give, and no figure here counts it. What is measured of such models is what larger ones would take.
+
+## Models
+
 Bytes alive in one step: results, saved values, gradients and scratch memory; parameters and arguments are not counted.
 
 - *planned*: by liveness over the partitioned graph, before anything is lowered; plans are chosen by it. *predicted*:
   from the buffers that IREE lays out, at compile time; budgets are kept by it. *measured*: by IREE's counting
-  allocator, and for PyTorch by its profiler, which sees torch's own allocator, not what oneDNN allocates by itself.
-  Where PyTorch's convolutions run among our stages, it is what the profiler sees, which is shown the scratch memory of
-  each stage while that runs.
+  allocator, and for PyTorch by its profiler, which sees torch's own allocator, not what oneDNN and MKL allocate by
+  themselves, as to pack the operands of a product. Where PyTorch's convolutions run among our stages, it is what the
+  profiler sees, which is shown the scratch memory of each stage while that runs.
+- `default` saves what eager saves and computes nothing again; `min-cut`, which is what you get, saves the fewest bytes,
+  unless `default` has the lower peak by liveness: then it saves what that does.
 - A budget is a fraction of what eager takes, as found on tensors without contents. The least is taken where it cannot
   be met.
 - Times are of the backward with the loss, the engines taking turns step by step; *to eager's* compares the fastest
   steps, which a busy machine disturbs least.
 - *gradient error*: the largest difference from eager's gradients, relative to the norm of each.
-
-`min-cut` is what saves the fewest bytes, unless `default` has the lower peak by liveness: then it saves what that does.
-
-## Where values lie
-
+"""
+HOW = """\
 A function holds all that it takes and gives for as long as it runs, where eager frees residuals and makes gradients as
-it goes. On a CPU a backward works in the memory of residuals and tangents after their last use (`bwd-pack-scratch`),
-and gradients of 16 KiB or more that are written later lie there too, so that they need no storage of their own. Those
-in one residual are tensors of their own with one storage, of which a sixteenth at most is left over; a gradient that is
-kept beyond the step keeps those beside it. What anybody else knows of, by Python's and torch's counts, is not written
-over: with `retain_graph=True`, or a hook that keeps a saved tensor, the backward works in a copy. Stages work in what
-their plan frees after them, and a result of the size of one of these lies there.
+it goes. So these lie in one another, on a CPU:
 
-Where one function gives the residuals and another takes them, those of 16 KiB or more lie one behind another, by their
-last use, in one or two storages (`analysis/kernels/arenas.py`): what is dead is one piece then, and a buffer or a
-gradient may be larger than each residual. That is so where it saves 1% of what the backward takes. One storage is full
-of gradients at the end, but for a sixteenth, and is kept by them, which `explain()` says as *gradients in one storage*;
-in the other the backward only works, and it is free when that returns. Each residual is a tensor of its own, and no
-view. Gradients of embeddings, which IREE fills with zeros first, are added up there too. Peaks to eager's, 2026-11-28,
-an EPYC; of BERT, Llama and StarCoder2 of `tests/corpus` with a width of 256, 1,024 within the MLP and 1,024 words, on 8
-x 16 tokens, whose gradients are larger than their residuals, in `default`:
+- **Residuals one behind another**, where one function gives them and another takes them, those of 16 KiB or more, by
+  their last use, in one or two storages (`analysis/kernels/arenas.py`): what is dead is one piece then. That is so
+  where it saves 1% of what the backward takes. Each is a tensor of its own, and no view.
+- **Buffers and gradients in what is dead**: a backward works in the memory of residuals and tangents after their last
+  use (`bwd-pack-scratch`), and gradients of 16 KiB or more that are written later stay there, as far as they fill it
+  but for a sixteenth; so do those of embeddings, which IREE fills with zeros first, and what is put together by copies.
+- **Small gradients copied**: where that saves 1%, gradients of a sixteenth of the residuals together lie there while
+  the backward runs, and are copied to storage of their own when it has returned. The MLP's are: 1.00 for 1.02.
+- **Kernels one after another at the fullest step** (`bwd-part-groups`): IREE runs side by side what does not need one
+  another, so that one writes what is large while another is the last to read what is as large. Such a group is parted
+  where that saves 1%, the others stay: Llama's backward went from 1.09 to 1.04, the ViT's from 1.05 to 1.02. A step of
+  that Llama took 1.02 of the processor's time (fastest tenth; 1.03 in the median) and 0.99 of the clock's (1.01), 190
+  steps of each beside one another on a busy machine.
+- **Stages** work in what their plan frees after them, and a result of the size of one of these lies there.
+  `free_early=True` cuts functions into such. On a CPU that is the default where it saves 32 MiB, which of these models
+  none does; [cpu-steps.md](cpu-steps.md) has others. A budget tries each plan in stages too.
 
-| | before | residuals joined | embeddings' gradients there too |
-| --- | ---: | ---: | ---: |
-| BERT | 1.27 | 1.00 | 0.94 |
-| Llama | 1.63 | 1.21 | 1.10 |
-| StarCoder2 | 1.33 | 1.02 | 0.97 |
-| `vit` | 1.13 | 1.05 | |
-| `gpt2` | 1.01 | 0.99 | 0.99 |
+Not so: between stages, where each residual is freed by itself; backwards that take two tangents or more, since a loss
+without one of these outputs has another backward, which would not find the residuals as it takes them (that of all
+outputs, beside that of a loss alone, writes over none). The forward does not know where residuals lie: its buffers lie
+in single results before they are written.
 
-Gradients are the same bits, and the processor's time of a step is that of before: 0.94 to 1.00 of it in the median of
-40 steps in turn, beside other work (`gpt2` 1.05 in one run, 1.00 in the next). The plan is found in 0.4 s for 0.2 of
-`gpt2`'s 14 s.
+What is left, by model:
 
-Not so: stages, between which each residual is freed; backwards that take two tangents or more, since a loss without one
-of these outputs has another backward, which would not find the residuals as it takes them (that of all outputs, beside
-that of a loss alone, writes over none); CUDA, where captured graphs have the residuals. The forward does not know of
-it: its scratch memory lies in single results before they are written, so that the ViT's, whose matrices of scores are
-1.5% larger than its residuals, takes 1.04 of eager's peak.
-
-What is left: of the ViT three matrices of scores are alive where the gradient of the softmax is written beside what it
-is made of, and transposed for the next product; of the Llama four tensors as wide as the MLP. The ResNet works in up
-to 0.9 MiB for the taps of its strided convolutions, where the memory that oneDNN takes for eager is not counted.
-
-`free_early=True` cuts functions into stages, between which residuals are freed and gradients allocated. On a CPU that
-is the default where it saves 32 MiB, which of these models none does; [cpu-steps.md](cpu-steps.md) has others. A budget
-tries each plan in stages too, before more is computed again.
+- ViT: the forward, whose two matrices of scores are 1.5% larger than each residual, takes 1.04 of eager's peak by
+  itself, and eager's attention makes no such matrix. Three are alive in the backward where the weights are transposed.
+- Llama: four tensors as wide as the MLP, and gradients that fill the dead residuals as they come, with gaps.
+- ResNet-18 in `default`: residuals are eager's to the byte; above them the padded input of the pooling and the taps of
+  strided convolutions, up to 0.9 MiB, where the memory that oneDNN takes for eager is not counted. `default` does not
+  take `min-cut`'s plan where that is leaner: it is what computes nothing again.
 
 Tried, and not done: stages for less, from 4 MiB on that are an eighth of the peak, which took the BERT, Llama and
 StarCoder2 to 1.07, 1.26 and 1.14, and 0.4 to 8% more of the processor's time in the fastest tenth of steps, 6.5 to 11%
 in the median (`free_early=True` to 0.99, 1.18 and 1.06, and 9 to 15% in the median; the BERT's kernels are the same
 ones in stages, where the time goes was not found). Memory laid out for kernels one at a time, as budgets have it: the
 ViT 1.04 for 1.05, the Llama the same, for 2 to 30% more of the processor's time. Buffers that IREE fills or copies to
-in storage for results as well, each of which takes 13 us to import for that: the ResNet-18 1.12 for 1.13.
+in storage for results, each of which takes 13 us to import for that (an arena takes it once): the ResNet-18 1.12 for
+1.13.
 
 Which buffers lie in what is dead is found by four rules where the first leaves more than it has to, and where the first
 gradients of a backward would take the room of its fullest steps, they have storage of their own.
 
-Functions whose tensors have 16 KiB at most each are called on copies, which are kept from step to step: as much as they
-take and give, and no figure here counts it. What is measured of such models is what larger ones would take.
+## Small models
 
-A file has neither: what it takes is its caller's.
+The models of [models.md](models.md) have a width of 32, so that nothing of them has 16 KiB: all gradients have storage
+of their own from the beginning, and peaks there are up to twice eager's. It is no property of the models: with a width
+of 256, 1,024 within the MLP and 1,024 words, on 8 x 16 tokens, BERT and Llama, whose gradients are larger than their
+residuals, take 0.94 and 1.04 of it in `default` (1.03 in `min-cut`). To eager's peak, both by PyTorch's
+profiler, which is shown what compiled functions work in, `min-cut`:
+
+| width 32 | to eager's | what is more |
+| --- | ---: | --- |
+| BERT | 1.43 | gradients, all |
+| Llama | 1.19 | gradients, all |
+| DistilBERT | 1.60 | gradients, all |
+| OPT | 1.48 | gradients, all |
+| T5 | 1.51 | gradients, all |
+| BART | 1.61 | gradients, all |
+| DeBERTa | 2.17 | gradients; 200 KiB where gradients of gathers are added up |
+| diffusion U-Net | 1.91 | taps of convolutions, four times the residuals; oneDNN's memory is not counted for eager |
 """
 GPU_TEXT = """\
 On CUDA what our own kernels and IREE's work in is one piece of torch's memory for each function, which is there while
@@ -129,6 +157,14 @@ measures is what torch's allocator was asked for: on an H100 both are the same t
 half of `default`'s peak, or the least, is kept by a CNN, a GPT-2 and a ResNet-18 (2026-11-26, `pytest
 tests/gpu/test_cuda_models.py -k half_of_the_memory`). A file that `iree-run-module` runs takes its memory from IREE's
 own allocator, which gives it back later: there the least was missed, by the CNN with 29,128 bytes for 24,596.
+
+On CUDA `save_policy=retrograd.offload()` keeps residuals on the host between the halves
+([guide](guide.md#what-to-save-by-hand)); the copies of one stage run beside the next, and peaks are predicted with
+what is on its way. A budget's plan may do so too, where `offload(within_budget=True)` lets it. GPT-2 small takes 0.34
+to 0.54 of eager's peak so, in 0.97 to 2.18 of its time ([gpu-steps.md](gpu-steps.md)).
+
+Arenas as on a CPU are not there: at real sizes peaks are 0.62 to 0.95 of eager's already (GPT-2 small, BERT, Llama
+blocks, ResNet-50; the 1.89 of [gpu-steps.md](gpu-steps.md) is that of a GPT of 9 MiB).
 """
 FLOOR = ("model", "forward alone", "of eager's peak", "least peak found", "of eager's peak")
 FLOOR_TEXT = """\
@@ -277,10 +313,11 @@ def write_document(
     shown = ["curves", *(name for name in ("gpt2", "resnet18") if (folder / f"{name}.png").exists())]
     for name in shown:
         (PICTURES / f"memory-{name}.png").write_bytes((folder / f"{name}.png").read_bytes())
-    lines = heading("Memory against time", "memory.py", arguments, EXPLANATION)
+    lines = heading("What a step takes", "memory.py", arguments, EXPLANATION)
     lines += ["![peak against time](img/memory-curves.png)", ""]
     lines += markdown_table(COLUMNS, 2, (cells(row, r.rows) for r in results.values() for row in r.rows))
-    lines += ["", "## What no plan goes below", "", FLOOR_TEXT, *markdown_table(FLOOR, 1, floors(results))]
+    lines += ["", "## How", "", HOW, "## What no plan goes below", "", FLOOR_TEXT]
+    lines += markdown_table(FLOOR, 1, floors(results))
     lines += [
         "",
         "## On a GPU",

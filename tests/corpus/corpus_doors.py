@@ -17,6 +17,7 @@ import torch
 from corpus_case import Sample
 from corpus_steps import Steps
 from measure import left_to_eager
+from measure_memory import held_beside_scratch
 
 import retrograd
 
@@ -110,8 +111,9 @@ def _compile_backward(sample: Sample, steps: Steps) -> Opened:
     taken = clock.read()
 
     def peak() -> int | None:
-        measured: int | None = step.explain().to_dict()["peak_bytes_measured"]
-        return measured
+        # With open sizes it is not known what each function works in.
+        known = "timeline" in step.explain().to_dict()
+        return held_beside_scratch(step, lambda: steps.time(step)) if known else None
 
     return Opened(step, *taken, peak=peak)
 

@@ -148,9 +148,12 @@ def _time(steps: Steps, opened: Opened, repeats: int, verdict: Verdict) -> None:
 
 
 def _weigh(steps: Steps, opened: Opened, verdict: Verdict) -> None:
-    """The peaks of a step. torch's profiler does not see the memory of IREE's programs on a CPU, which count for
-    themselves; on a GPU they take torch's."""
+    """The peaks of a step. torch's profiler does not see the memory of IREE's programs on a CPU, which is shown to it;
+    on a GPU they take torch's."""
+    # Gradients that are there before would be let go of while it counts.
+    steps.sample.model.zero_grad()
     verdict.eager_peak_bytes = held_at_most(lambda: steps.time(steps.sample.model))
+    steps.sample.model.zero_grad()
     if verdict.door == "inductor" or torch.cuda.is_initialized():
         verdict.peak_bytes = held_at_most(lambda: steps.time(opened.call))
     else:

@@ -50,7 +50,7 @@ class Page:
 
 
 _COUNTED = {
-    "cpu": "by IREE's counting allocator and by PyTorch's profiler",
+    "cpu": "by PyTorch's profiler, which is shown what compiled functions work in",
     "cuda": "both by PyTorch's count of the device's memory",
 }
 
