@@ -81,7 +81,8 @@ class LibraryOp:
     it), and which library it is. ``excess`` says how much longer compiled code takes on a CPU for one of them than the
     library, to that of a product: so much sooner a call is worth its step. ``takes`` says whether kernels of our own
     compute a call; ``always`` that a library is to compute it, however small, and ``open`` whether, on a CPU, it is to
-    for the sizes of a call that are open. The last ``notes`` tensors of a call are bytes of the library's own."""
+    for the sizes of a call that are open. The last ``notes`` tensors of a call are bytes of the library's own;
+    ``by_index`` says that tensors of whole numbers are among the others."""
 
     count: Callable[..., int | None]
     library: str
@@ -90,6 +91,7 @@ class LibraryOp:
     always: bool = False
     open: Callable[..., bool] | None = None
     notes: int = 0
+    by_index: bool = False
 
 
 def _times(excess: int) -> Callable[..., int]:
@@ -189,6 +191,13 @@ def _open_product(a: Tensor, b: Tensor) -> int | None:
     """A product on CUDA, or a batch of them, of sizes that are open: IREE's code for such has no tiles."""
     is_known = a.device.type != "cuda" or all(isinstance(size, int) for size in (*a.shape, *b.shape))
     return None if is_known else a.numel() * b.shape[-1]
+
+
+def _open_embedding(grad: Tensor, indices: Tensor, *_: Any) -> int | None:
+    """The gradient of an embedding on CUDA whose rows are of open number: IREE's code for it takes one place after the
+    other. Of 19,200 places of 768 numbers in three tables it took 400 ms on an H200, a step of eager's 16."""
+    is_known = grad.device.type != "cuda" or all(isinstance(size, int) for size in (*grad.shape, *indices.shape))
+    return None if is_known else grad.numel()
 
 
 def _recurrent(x: Tensor, w_ih: Tensor, w_hh: Tensor, *_: Any) -> int:
@@ -348,6 +357,9 @@ LIBRARY_OPS: Mapping[OpOverload, LibraryOp] = {
     CUDNN_RNN: LibraryOp(_recurrent, _CUDNN, always=True),
     CUDNN_LSTM_BACKWARD: LibraryOp(_recurrent_backward, _CUDNN, always=True, notes=1),
     CUDNN_RNN_BACKWARD: LibraryOp(_recurrent_backward, _CUDNN, always=True, notes=1),
+    aten.embedding_dense_backward.default: LibraryOp(
+        _open_embedding, "PyTorch's embedding", always=True, by_index=True
+    ),
     aten._softmax.default: LibraryOp(_softmax, "PyTorch's softmax", _times(_OF_SOFTMAXES)),
     aten._softmax_backward_data.default: LibraryOp(_softmax, "PyTorch's softmax", _times(_OF_SOFTMAXES)),
     aten._native_batch_norm_legit.no_stats: LibraryOp(_norm_of_rows, "PyTorch's batch norm", _times(_OF_NORMS)),
@@ -429,6 +441,8 @@ def _count_for_library(known: LibraryOp, args: Any, kwargs: Mapping[str, Any]) -
     tensors = [t for t in torch.utils._pytree.tree_leaves((args, kwargs)) if isinstance(t, Tensor)]
     least = _LIBRARIES.get().least(tensors[0].device, known.excess(*args, **kwargs))
     numbers = tensors[: len(tensors) - known.notes]
+    if known.by_index:
+        numbers = [t for t in numbers if t.is_floating_point()]
     if least is None or not all(t.is_floating_point() and t.dtype.itemsize > 1 for t in numbers):
         return None
     count = known.count(*args, **kwargs)

@@ -100,6 +100,11 @@ def test_products_of_open_sizes_on_cuda_are_for_its_library() -> None:
         assert not computes(aten.mm.default, known, known)
         assert not computes(aten.bmm.default, tensor(4, 256, 256), tensor(4, 256, 256))
         assert not computes(aten.mm.default, tensor(rows, 256), tensor(256, 4))
+        # What IREE adds up place by place.
+        places = torch.empty(rows, device="cuda", dtype=torch.int64)
+        assert computes(aten.embedding_dense_backward.default, tensor(rows, 8), places, 100, -1, False)
+        places = torch.empty(4, device="cuda", dtype=torch.int64)
+        assert not computes(aten.embedding_dense_backward.default, tensor(4, 8), places, 100, -1, False)
     assert not sizes.guards
 
 
