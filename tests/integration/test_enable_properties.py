@@ -35,7 +35,7 @@ class Interpreted:
 
     notes: tuple[str, ...] = ()
     # Not under every policy.
-    is_in_order = False
+    is_in_order = is_rearranged = False
     may_be_short = False
 
     def __init__(self, traced: TracedBackward) -> None:

@@ -28,7 +28,8 @@ from retrograd.frontend.autograd.tracing.trace import TracedBackward, trace_back
 from retrograd.frontend.hooks.hook_marks import describe_hook
 from retrograd.frontend.python.source_locations import CaptureError
 
-# How many recorded runs with infinite gradients are waited out: a scale of the loss is halved after each.
+# How many recorded runs with infinite gradients are waited out: a scale of the loss is halved after each. Then some are
+# no numbers at any scale, and what else there is has to be compared.
 MOST_TOLD_NOTHING = 16
 INFINITE = "the gradients of the one that was recorded are infinite, with which nothing can be compared"
 
@@ -147,8 +148,11 @@ class Compilation:
                 variant.compiled, variant.known = variant.work.result()
             frame.sizes = use.sizes
             recorder = recorder.with_calls(variant.called)
-            found = rehearse(variant.traced, variant.compiled, recorder, frame)
-            if found.tells_nothing and self._waits(use, key):
+            # Processes that have to agree would wait for one whose gradients alone are infinite.
+            waits = variant.told_nothing < MOST_TOLD_NOTHING and not variant.compiled.is_rearranged
+            found = rehearse(variant.traced, variant.compiled, recorder, frame, waits=waits)
+            if found.tells_nothing:
+                self._wait(use, key)
                 return True
             problem, self.rehearsed = found.problem, found.results
             problem = None if problem is None else f"compiled, it is wrong: {problem}; report it"
@@ -171,12 +175,9 @@ class Compilation:
             variant.structure.refuse(problem)
         return problem is None or variant.structure is None
 
-    def _waits(self, use: Use, key: StepKey) -> bool:
-        """Whether another recorded run is to tell if a variant is right: this one's gradients are infinite."""
+    def _wait(self, use: Use, key: StepKey) -> None:
+        """Leave it to another recorded run to tell if a variant is right: this one's gradients are infinite."""
         use.variant.told_nothing += 1
-        if use.variant.told_nothing > MOST_TOLD_NOTHING:
-            return False
         if use.variant.structure is None:
             self._known.remember(key, use)
         self._history.add_reason("is compared at its next step", INFINITE, self._nodes)
-        return True

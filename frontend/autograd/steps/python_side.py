@@ -35,6 +35,10 @@ class Compiled(Protocol):
         """Whether hooks and functions are called in the order in which they were captured."""
 
     @property
+    def is_rearranged(self) -> bool:
+        """Whether all processes have to run it, or none."""
+
+    @property
     def notes(self) -> Sequence[str]:
         """The hooks and functions that are not compiled, and why."""
 

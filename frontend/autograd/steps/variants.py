@@ -178,14 +178,16 @@ class Rehearsed(NamedTuple):
     tells_nothing: bool = False
 
 
-def rehearse(traced: TracedBackward, compiled: Compiled, recorder: Recorder, frame: Frame) -> Rehearsed:
-    """Compare the compiled backward with the recorded run; nothing where a hook in Python wrote to what it reads
-    since."""
+def rehearse(
+    traced: TracedBackward, compiled: Compiled, recorder: Recorder, frame: Frame, *, waits: bool = False
+) -> Rehearsed:
+    """Compare the compiled backward with the recorded run; nothing where a hook in Python wrote to what it reads since,
+    or where it ``waits`` for a run whose gradients are finite. Of others what is finite is compared."""
     rehearsal = Rehearsal(traced, recorder)
     arguments = rehearsal.restore(traced.arguments(frame))
     if arguments is None:
         return Rehearsed(None)
-    if rehearsal.tells_nothing:
+    if waits and rehearsal.tells_nothing:
         return Rehearsed(None, None, True)
     results = compiled.run(arguments, rehearsal)
     problem = rehearsal.find_difference(results)
