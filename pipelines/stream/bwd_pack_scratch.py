@@ -112,10 +112,6 @@ def _plan(pack: Any, slices: list[Slice], loose: bool, hosts: bool) -> Packing:
     scratch = read_scratch(pack) if hosts else None
     if scratch is None:
         return plan_block(pack, slices, loose)
-    import sys
-
-    sys.path.insert(0, "/tmp")
-
     packing = plan_hosted(scratch, slices, loose)
     if packing.hosted:
         pack.attributes[HOSTED] = ir.DenseI64ArrayAttr.get(sorted(packing.hosted), pack.context)

@@ -303,3 +303,24 @@ def test_without_a_budget_no_solver_is_loaded() -> None:
     )
     result = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, cwd=ROOT)
     assert result.returncode == 0, result.stderr
+
+
+def test_only_tools_change_where_python_looks_for_modules() -> None:
+    """A line for a trial, left in a library, would have its user import whatever lies in that folder."""
+    texts = [(p, p.read_text(encoding="utf-8")) for f in FOLDERS - {"tools"} for p in sorted((ROOT / f).rglob("*.py"))]
+    assert len(texts) > 500
+    found = [(path, node.lineno) for path, text in texts for node in _find_attributes(text, "sys", "path")]
+    assert not found
+
+
+def _find_attributes(text: str, owner: str, name: str) -> list[ast.Attribute]:
+    # To parse all files takes seconds.
+    nodes = ast.walk(ast.parse(text)) if f"{owner}.{name}" in text else ()
+    return [
+        node
+        for node in nodes
+        if isinstance(node, ast.Attribute)
+        and node.attr == name
+        and isinstance(node.value, ast.Name)
+        and node.value.id == owner
+    ]
