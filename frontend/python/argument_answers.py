@@ -28,6 +28,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import _disable_current_modes
 
 from retrograd.frontend.python.argument_functions import FunctionsOfArguments, Steps
+from retrograd.frontend.python.branch_gradients import with_zero_gradients
 from retrograd.frontend.python.python_tables import told_of
 from retrograd.frontend.python.sanity_checks import CHEAP
 from retrograd.frontend.python.source_locations import place_of_caller
@@ -226,12 +227,27 @@ def _cond(cond: Callable[..., Any]) -> Callable[..., Any]:
     """``torch.cond`` that takes one branch, where the answer is known."""
 
     def told(pred: Any, true_fn: Callable[..., Any], false_fn: Callable[..., Any], operands: Any = ()) -> Any:
+        if _LOOKS.get():
+            return true_fn(*operands), false_fn(*operands)
         answer = ask(pred, bool) if isinstance(pred, Tensor) else bool(pred)
         if answer is None:
             return cond(pred, true_fn, false_fn, operands)
-        return (true_fn if answer else false_fn)(*operands)
+        taken, left = (true_fn, false_fn) if answer else (false_fn, true_fn)
+        return with_zero_gradients(lambda: taken(*operands), lambda: _look(left, operands))
 
     return told
+
+
+_LOOKS: ContextVar[bool] = ContextVar("a branch is run for what it depends on", default=False)
+
+
+def _look(branch: Callable[..., Any], operands: Any) -> Any:
+    """Run a branch for the graph of autograd's, whichever branches it takes itself."""
+    token = _LOOKS.set(True)
+    try:
+        return branch(*operands)
+    finally:
+        _LOOKS.reset(token)
 
 
 def _is_plain(value: Any) -> bool:

@@ -258,6 +258,28 @@ def test_what_is_not_answered(function: Forward) -> None:
     assert 'torch.compile(model, backend="retrograd")' in refused.value.remedy
 
 
+def test_what_the_other_branch_reads_has_gradients_of_zero() -> None:
+    """As in eager: an optimizer updates by its momentum what has a gradient of zero, and leaves what has none."""
+
+    class Branches(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first, self.second, self.scale = nn.Linear(4, 4), nn.Linear(4, 4), nn.Parameter(torch.ones(4))
+
+        def forward(self, x: Tensor) -> Tensor:
+            scaled = x * self.scale
+            first, second = self.first, self.second
+            # A tensor that was computed before is read by one branch alone.
+            return torch.cond(x.sum() > 0, lambda z: first(z).tanh(), lambda z: second(z + scaled).sin(), (x,)).sum()  # type: ignore[no-any-return]
+
+    torch.manual_seed(0)
+    model, x = Branches(), torch.rand(3, 4)
+    step = retrograd.compile_backward(model, (x,), cache=False)
+    for sign in (1, -1):
+        found, expected = gradients(model, step, sign * x), gradients(model, model, sign * x)
+        torch.testing.assert_close(found, expected)
+
+
 def test_branches_that_nothing_decides_are_named() -> None:
     def by_parameters(layer: nn.Linear, x: Tensor, y: Tensor) -> Tensor:
         return torch.cond(layer(x).sum() > 0, lambda z: layer(z).sin(), lambda z: layer(z).cos(), (x,)).sum()  # type: ignore[no-any-return]
