@@ -356,8 +356,12 @@ class FirstCall:
         before = random_states(tensors)
         results = run_on_copies(repaired, tensors)
         eager, difference = compare_results(graph, results, tensors, before)
-        if graph.gradients and not are_finite([*results, *eager]) and make_smaller(graph.module, tensors) is not None:
-            # The next call tells more.
+        is_told = not graph.gradients or are_finite([*results, *eager])
+        if not is_told and (smaller := make_smaller(graph.module, tensors)) is not None:
+            after = random_states(tensors)
+            set_random_states(before)
+            self._check_repaired(graph, repaired, smaller.arguments)
+            set_random_states(after)
             return eager
         if difference is not None:
             self._stay(graph)

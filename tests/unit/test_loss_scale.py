@@ -103,6 +103,48 @@ def test_what_is_wrong_beside_an_overflow_is_found() -> None:
     torch.testing.assert_close(gradient, (saved.float() * 32).half())
 
 
+class Repairing(Keeping):
+    """Care that has a wrong function mended at once; it is what it repairs with, too."""
+
+    is_done = True
+
+    def __init__(self, repaired: Callable[[list[Any]], list[Any]]) -> None:
+        super().__init__()
+        self.repaired = repaired
+
+    def repair(self, fault: Fault) -> Any:
+        super().repair(fault)
+        return self
+
+    def result(self) -> Callable[[list[Any]], list[Any]]:
+        return self.repaired
+
+
+@pytest.mark.parametrize(("repaired", "state"), [(wide, "compiled otherwise since"), (twice, "runs in torch")])
+def test_what_was_mended_is_judged_beside_what_is_never_a_number(
+    repaired: Callable[[list[Any]], list[Any]], state: str
+) -> None:
+    saved, tangent = torch.ones(64).half(), torch.full((64,), 32768.0).half()
+    saved[0] = math.nan
+    calls: list[list[Any]] = []
+
+    def counted(tensors: list[Any]) -> list[Any]:
+        calls.append(tensors)
+        return repaired(tensors)
+
+    care = Repairing(counted)
+    first = FirstCall("backward", torch.device("cpu"), twice, Graph(OVERFLOWS, gradients=True), care)
+    first([saved, tangent])
+    assert len(care.faults) == 1 and not first.is_settled
+    (gradient,) = first([saved, tangent])
+    assert float(gradient[1]) == 32.0 and gradient[0].isnan()
+    assert state in first.state
+    # It is decided, and compared no more.
+    count = len(calls)
+    first([saved, tangent])
+    assert len(calls) - count == (repaired is wide)
+
+
 def test_small_tangents_are_judged_as_they_are() -> None:
     _, care, _, _ = check(twice, 1.0)
     assert len(care.faults) == 1
