@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -51,6 +52,8 @@ from retrograd.runtime.steps.compiled import Call, CompiledBackward, Parts, Unch
 from retrograd.specializations import Specializations, asking
 from retrograd.stagers import AheadOfTime, Work
 from retrograd.variants import BackwardVariants, variants_of
+
+_LOG = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -157,6 +160,11 @@ class Compilation:
                     stack, self.model, args, kwargs, self.dynamic_shapes, as_in_eager=self.as_in_eager
                 )
                 python = captured.module.python or PythonValues()
+            if captured.sizes.sizes and options.target.kinds == ("cuda",):
+                _LOG.warning(
+                    "sizes are open, for which code on CUDA is slow (docs/dynamic-shapes.md): compile for each size, "
+                    'or use torch.compile(model, backend="retrograd"), which does for sizes that come again'
+                )
             # A PyTorch that cannot tell which tangents are absent calls the backward of all outputs, as does the
             # comparison of a whole step.
             for_loss = CAN_CHANGE and self.request.verify is not True

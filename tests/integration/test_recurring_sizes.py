@@ -11,6 +11,7 @@ import pytest
 import torch
 from torch import nn
 
+import retrograd
 from retrograd.frontend.doors import dynamo, recurring_sizes
 
 
@@ -53,3 +54,13 @@ def test_what_cannot_be_compiled_goes_on_in_eager(caplog: pytest.LogCaptureFixtu
         for _ in range(recurring_sizes.COMINGS + 1):
             assert torch.equal(call(torch.ones(2))[0], torch.ones(2).sin())
     assert sum("run in eager: not compiled for the sizes" in record.getMessage() for record in caplog.records) == 1
+
+
+def test_who_leaves_sizes_open_on_cuda_is_told(caplog: pytest.LogCaptureFixture) -> None:
+    sizes = ({0: torch.export.Dim("rows", min=2, max=64)},)
+    with caplog.at_level(logging.WARNING, "retrograd"):
+        for target in ("cpu", "cuda:sm_90"):
+            retrograd.compile_backward(
+                nn.Tanh(), (torch.randn(4, requires_grad=True),), target=target, dynamic_shapes=sizes
+            )
+    assert [r.getMessage().partition(",")[0] for r in caplog.records if "CUDA" in r.getMessage()] == ["sizes are open"]
