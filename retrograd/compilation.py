@@ -226,6 +226,8 @@ class Compilation:
         manifest = describe(captured, built, _name_of(self.model))
         if asked := [*captured.module.checks, *captured.module.answers]:
             manifest.report["checks"] = list(dict.fromkeys(map(str, asked)))
+        if left := captured.module.kept.plain.left:
+            manifest.report["left_attributes"] = list(left)
         if self.request.offloads and self.request.cuda_graphs:
             manifest.report["cuda_graphs"] = ["not captured: a graph keeps the memory of residuals that are offloaded"]
         convention = _convention(captured, built.program)

@@ -29,6 +29,7 @@ from retrograd.frontend.python.argument_functions import is_small
 from retrograd.frontend.python.drawn_arrays import without_arrays
 from retrograd.frontend.python.holders import MadeTensors
 from retrograd.frontend.python.kept_attributes import contained, is_read_again
+from retrograd.frontend.python.plain_attributes import noting_stores
 from retrograd.frontend.python.python_calls_seen import BackwardWatch, PythonSeen, run_watched
 from retrograd.frontend.python.python_functions import is_layer, is_programs, may_write, names_in
 from retrograd.frontend.python.python_places import Place, PythonValues
@@ -238,7 +239,8 @@ class FlatModule(torch.nn.Module):
                 self.kept.note(containment, names, self.made.place_of)
                 refuse_returned_leaves(result, names, self.made.place_of)
                 # What the model writes to each time: a run of it that looks into this would be in the graph.
-                changed_places = self.python.changed_places()
+                plain = {(id(kept.table), kept.name) for kept, _ in self.kept.plain.found}
+                changed_places = [p for p in self.python.changed_places() if (id(p.table), p.name) not in plain]
                 self.changes |= {place.path for place in changed_places if not _is_tracers(place)}
                 if self.hooks_graph:
                     self._set_in_forward.extend(containment.find_set())
@@ -246,7 +248,8 @@ class FlatModule(torch.nn.Module):
                 return result
             modules = {} if self.model is None else dict(self.model.named_modules())
             generators = find_generators(self.called, modules)
-            result = settled(run_watched(call, seen, generators))
+            with noting_stores() as self.kept.plain.stores:
+                result = settled(run_watched(call, seen, generators))
             self.kept.note(containment, names, self.made.place_of)
             refuse_returned_leaves(result, names, self.made.place_of)
             self.kept.settle_awaited()
@@ -255,21 +258,33 @@ class FlatModule(torch.nn.Module):
         self.checks, self.answers = tuple(recorder.checks), (*answers.found, *self._told(seen.asked))
         # An answer from an attribute that is replaced, or that the model sets, is another one.
         self.read.extend(tensor for answer in answers.found for tensor in answer.steps.constants)
-        kept = {(id(attribute.module), attribute.name) for attribute in self.kept.attributes}
-        self._ran = seen, containment.changed | kept
-        self.python = find_values(self.called, modules, *self._ran)
+        plain = self._settle_plain(call, tensors, here)
+        kept, changed = {(id(a.module), a.name) for a in self.kept.attributes}, containment.changed - plain
+        self._ran = seen, changed | (kept - plain)
+        python = find_values(self.called, modules, *self._ran)
+        self.python = self.kept.plain.guarded(python, bool(self.kept.first_set))
+        self.kept.refuse_plain_in_blocks()
         known = {id(generator) for generator in generators.values()}
         if others := {name: value for name, value in self.python.generators.items() if id(value) not in known}:
             self._again(lambda: run_watched(call, PythonSeen(), others), tensors, here)
         self.asks_compiling, self.hooks_graph = seen.asks_compiling, seen.hooks_graph
         self.may_write = any(is_programs(code) and may_write(code) for code in seen.codes)
-        if containment.changed or self.python.steps or self.counts or self.kept.first_set or self.kept.mixed:
+        if changed or self.python.steps or self.counts or self.kept.first_set or self.kept.mixed:
             refuse = partial(refuse_counting, self.model, call, self.python, self.kept.forget_tensors, self.kept.shown)
             self._again(refuse, tensors, here)
             self.python = self.python.without(self.python.changed_places())
         if self.kept.first_set:
             self._again(partial(self._guard_first_set, call, tensors), tensors, here)
         return result
+
+    def _settle_plain(
+        self, call: Callable[[], Any], tensors: Sequence[torch.Tensor], owner: CodeType
+    ) -> set[tuple[int, str]]:
+        """Give the attributes that each run of the model sets to the same plain value."""
+        if self.kept.plain.found:
+            given = [*tensors, *self.parameters(), *self.buffers()]
+            self._again(partial(self.kept.settle_plain, call, given), tensors, owner)
+        return self.kept.plain.keys()
 
     def note_backward(self) -> None:
         """After the backward was traced, go by what hooks on autograd's graph went by too."""

@@ -6,7 +6,7 @@ what is in them."""
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,11 +16,13 @@ from torch.utils import _pytree as pytree
 from retrograd.contract.roles import NEW, name_in_role
 from retrograd.contract.signature import KeptSpec
 from retrograd.frontend.doors.own_gradients import refuse_own_gradients
+from retrograd.frontend.doors.plain_state import PlainState
 from retrograd.frontend.doors.signature import dump_tree
 from retrograd.frontend.python.kept_attributes import (
     Containment,
     KeptAttribute,
     is_of_type,
+    is_read_again,
     tensors_in,
     tensors_of_attributes,
 )
@@ -70,6 +72,8 @@ class KeptState:
         self.retyped: dict[str, str] = {}
         # Those that have numbers or texts beside tensors.
         self.mixed: list[KeptAttribute] = []
+        # Those that are set to values without tensors.
+        self.plain = PlainState()
         # What is set in checkpointed blocks, by the identity of the module, and name.
         self.set_in_blocks: set[tuple[int, str]] = set()
         self._before: list[tuple[KeptAttribute, Any]] = []
@@ -126,18 +130,24 @@ class KeptState:
         Raises:
             CaptureError: it has set an attribute to what is made for a gradient of its own.
         """
-        self._before = found = containment.take()
-        self.attributes, self.first_set, self.retyped = [k for k, _ in found], [], {}
-        self._values = [settled(attribute.value) for attribute in self.attributes]
-        self._specs = []
-        self.mixed = [a for a in self.attributes if any(is_plain(leaf) for leaf in pytree.tree_leaves(a.value))]
+        found = containment.take()
+        self.first_set, self.retyped = [], {}
         taken = {id(a.module): {b.name for b in self.choice.taken if b.module is a.module} for a in self.choice.taken}
-        for (attribute, before), value in zip(found, self._values, strict=True):
-            is_taken = attribute.name in taken.get(id(attribute.module), ())
+        for attribute, before in found:
+            value, is_taken = settled(attribute.value), attribute.name in taken.get(id(attribute.module), ())
             refuse_own_gradients(attribute, [t for t in tensors_in(value) if id(t) not in inputs], place_of)
             self._note_type(attribute, before, value, place_of)
             if not is_taken and not tensors_in(before):
                 self.first_set.append((attribute, before))
+        self.mixed = [a for a, _ in found if any(is_plain(leaf) for leaf in pytree.tree_leaves(a.value))]
+        self._note_results([*found, *self.plain.take(containment)])
+
+    def _note_results(self, found: Sequence[tuple[KeptAttribute, Any]]) -> None:
+        """Have the attributes set by the program, each of which was what it was."""
+        self._before, self.attributes = list(found), [attribute for attribute, _ in found]
+        self._values = [settled(attribute.value) for attribute in self.attributes]
+        self._specs = []
+        for (attribute, before), value in zip(found, self._values, strict=True):
             tree = dump_tree(pytree.tree_structure(value))
             if tree is None:
                 raise CaptureError(
@@ -145,8 +155,23 @@ class KeptState:
                     "compiled program puts none",
                     KEPT_REMEDY,
                 )
-            given = dump_tree(pytree.tree_structure(before)) if is_taken else None
+            given = dump_tree(pytree.tree_structure(before)) if attribute in self.choice.taken else None
             self._specs.append(KeptSpec(attribute.path, attribute.name, attribute.is_buffer, tree, given))
+
+    def settle_plain(self, call: Callable[[], Any], given: Sequence[torch.Tensor]) -> None:
+        """Run the model twice, by ``call``, and leave out what it sets to another plain value each time."""
+
+        def put_back() -> None:
+            self.plain.compare()
+            self.forget_others()
+
+        reads = is_read_again(call, [kept for kept, _ in self.first_set], given, put_back)
+        left = self.plain.settle(reads)
+        pairs = zip(self._before, self._values, self._specs, strict=True)
+        remaining = [(pair, value, spec) for pair, value, spec in pairs if pair[0] not in left]
+        self._before = [pair for pair, _, _ in remaining]
+        self.attributes = [pair[0] for pair in self._before]
+        self._values, self._specs = [value for _, value, _ in remaining], [spec for _, _, spec in remaining]
 
     def _note_type(
         self, attribute: KeptAttribute, before: Any, value: Any, place_of: Callable[[torch.Tensor], str]
@@ -181,7 +206,7 @@ class KeptState:
 
     def forget_others(self) -> None:
         """Have the attributes that had tensors be what they were when they were noted."""
-        first = [attribute for attribute, _ in self.first_set]
+        first = [attribute for attribute, _ in (*self.first_set, *self.plain.found)]
         for attribute, value in self._before:
             if attribute not in first:
                 attribute.put(value)
@@ -229,6 +254,11 @@ class KeptState:
                     KEPT_REMEDY,
                 )
         return [Place(k.qualified, k.table, k.name, before) for k, before in self.first_set]
+
+    def refuse_plain_in_blocks(self) -> None:
+        """Refuse those that are set to plain values in a checkpointed block and read."""
+        for attribute in self.plain.read:
+            self._refuse_set_in_block(attribute)
 
     def _refuse_set_in_block(self, attribute: KeptAttribute) -> None:
         """Refuse an attribute that the model reads and sets in a checkpointed block, which eager sets once more where

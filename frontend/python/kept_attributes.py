@@ -17,6 +17,7 @@ from typing import Any
 import torch
 from torch.utils import _pytree as pytree
 
+from retrograd.frontend.python.plain_attributes import Stores, has_symbols, is_set_plain
 from retrograd.frontend.python.python_contents import is_plain
 from retrograd.frontend.python.python_tables import ABSENT, torchs_own
 from retrograd.frontend.python.side_effects import KEPT_REMEDY, TABLES, WHERE_KEPT, OpTrail, restored, shown
@@ -72,18 +73,43 @@ class Containment:
 
     def take(self) -> list[tuple[KeptAttribute, Any]]:
         """The attributes that hold other tensors now, or none any more, each with what it was; they are not refused."""
+        found = self._take_buffers()
+        for kept, value, before in self._own():
+            if value is not before and _is_kept(value, before):
+                found.append((kept, before))
+        self._taken |= {(id(kept.module), kept.name) for kept, _ in found}
+        return found
+
+    def take_plain(self, stores: Stores) -> list[tuple[KeptAttribute, Any]]:
+        """The attributes that are set to plain values without tensors, each with what it was; ``stores`` are those
+        that statements set."""
+        return [
+            (kept, before)
+            for kept, value, before in self._own()
+            if (id(kept.module), kept.name) not in self._taken
+            and not tensors_in(before)
+            and is_set_plain(value, before, (id(kept.module), kept.name) in stores)
+        ]
+
+    def find_open(self) -> list[str]:
+        """The attributes that are set to what depends on an open size, of which no program has a value."""
+        return [kept.qualified for kept, value, before in self._own() if value is not before and has_symbols(value)]
+
+    def _own(self) -> Iterator[tuple[KeptAttribute, Any, Any]]:
+        """The attributes of modules that are not PyTorch's, with what they hold now and what they held."""
+        for path, module, tables in self._before:
+            own = torchs_own(module)
+            for name, value in vars(module).items():
+                if name not in own and name not in TABLES:
+                    yield KeptAttribute(module, path, name, False), value, tables[""].get(name, ABSENT)
+
+    def _take_buffers(self) -> list[tuple[KeptAttribute, Any]]:
         found = []
         for path, module, tables in self._before:
             for name, tensor in module._buffers.items():
                 before = tables["_buffers"].get(name, ABSENT)
                 if tensor is not before and tensor is not None and before is not ABSENT:
                     found.append((KeptAttribute(module, path, name, True), before))
-            own = torchs_own(module)
-            for name, value in vars(module).items():
-                before = tables[""].get(name, ABSENT)
-                if value is not before and name not in own and name not in TABLES and _is_kept(value, before):
-                    found.append((KeptAttribute(module, path, name, False), before))
-        self._taken |= {(id(kept.module), kept.name) for kept, _ in found}
         return found
 
     def find_set(self) -> list[tuple[dict[str, Any], str, Any]]:

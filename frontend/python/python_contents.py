@@ -161,6 +161,24 @@ class _PartialWas:
         return f"partial({self.function!r}, {self.args!r}, {self.keywords!r})"
 
 
+@dataclass(frozen=True)
+class EitherOf:
+    """Stands for a value of which the program does the same for each of ``values``."""
+
+    values: tuple[Any, ...]
+
+    def is_same(self, other: EitherOf) -> bool:
+        """Whether another is for the same values."""
+        return is_same_value(self.values, other.values)
+
+    def are_in(self, found: Any) -> bool:
+        """Whether a value is one of them."""
+        return any(is_same_value(found, value) for value in self.values)
+
+    def __repr__(self) -> str:
+        return " or ".join(map(repr, self.values))
+
+
 def _are_same(a: tuple[Any, ...] | frozenset[Any], b: tuple[Any, ...] | frozenset[Any]) -> bool:
     if isinstance(a, frozenset) or isinstance(b, frozenset):
         return a == b
@@ -184,7 +202,7 @@ def is_same_value(found: Any, known: Any) -> bool:
         return True
     if known is A_TENSOR:
         return isinstance(found, torch.Tensor)
-    if isinstance(known, Contents | _PartialWas):
+    if isinstance(known, Contents | _PartialWas | EitherOf):
         return known.is_same(found) if type(found) is type(known) else known.are_in(found)  # type: ignore[arg-type]
     return type(found) is type(known) and _is_same_of_type(found, known)
 

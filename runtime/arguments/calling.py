@@ -249,7 +249,7 @@ class CallingConvention:
         kept: list[Any] = []
         for tree in reversed(self._kept):
             place = len(leaves) - tree.num_leaves
-            kept.insert(0, pytree.tree_unflatten(leaves[place:], tree))
+            kept.insert(0, _with_sizes(pytree.tree_unflatten(leaves[place:], tree), tree))
             del leaves[place:]
         if self._out_spec is None:
             return tuple(leaves), kept
@@ -405,6 +405,18 @@ def _extent(tensor: torch.Tensor) -> tuple[int, int]:
         return 0, 0
     last = sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
     return tensor.data_ptr(), tensor.data_ptr() + (last + 1) * tensor.element_size()
+
+
+def _with_sizes(value: Any, tree: pytree.TreeSpec) -> Any:
+    """Give what was put together by a tree with a ``torch.Size`` where it has one, of which torch makes a tuple."""
+    if tree.type is torch.Size:
+        return torch.Size(value)
+    children = tree.children()
+    if tree.type in (tuple, list):
+        return tree.type(map(_with_sizes, value, children))
+    if tree.type is dict:
+        return dict(zip(value, map(_with_sizes, value.values(), children), strict=True))
+    return value
 
 
 def _load_tree(text: str | None) -> pytree.TreeSpec | None:

@@ -32,7 +32,7 @@ _BYTES = (
     "memory_budget",
 )
 # Lists of phrases, rather than of words.
-_PHRASES = ("sizes", "backward_variants", "offload", "specializations", "checks", "verification")
+_PHRASES = ("sizes", "backward_variants", "offload", "specializations", "checks", "left_attributes", "verification")
 _TITLES = {
     "sizes": "sizes, as traced (and their bounds)",
     "forward_ops": "ops in forward",
@@ -64,6 +64,7 @@ _TITLES = {
     "vmfb_bytes": "size of the executable",
     "target": "target",
     "checks": "checks of the model's that raise",
+    "left_attributes": "attributes that no call sets",
     "notes": "notes",
     "collectives": "collectives",
     "partition": "partition",

@@ -13,7 +13,7 @@ import torch
 
 from retrograd.contract.manifest import Manifest
 from retrograd.contract.moves import Mover
-from retrograd.contract.roles import BACKWARD, FORWARD
+from retrograd.contract.roles import BACKWARD, FORWARD, NEW, has_role
 from retrograd.contract.tensors import FunctionSpec
 from retrograd.runtime.arguments.calling import ArgumentError, CallingConvention, OtherProgramError
 from retrograd.runtime.arguments.state import ModelState
@@ -288,6 +288,7 @@ class CompiledBackward:
                 f"the file would have what the model computes while it is compiled; compile it by verify=False if that "
                 f"is what you want: {self.specializations.parting}"
             )
+        self._refuse_unwritten()
         portable = self._parts.portable()
         # Backwards without some of the outputs are programs of their own, which the file has not; who loads it does not
         # check it.
@@ -297,6 +298,16 @@ class CompiledBackward:
         functions = portable.functions or self.manifest.functions
         manifest = dataclasses.replace(self.manifest, functions=functions, report=report)
         write_artifact(path, portable.vmfb, manifest)
+
+    def _refuse_unwritten(self) -> None:
+        """Raise :class:`ArtifactError` where the program sets an attribute to what no file holds."""
+        for output in self.manifest.signature.outputs:
+            value = output.constant
+            if has_role(NEW, output.name) and not isinstance(value, bool | int | float | str | None):
+                raise ArtifactError(
+                    f"the model sets {output.name.removeprefix(f'{NEW}.')!r} to {value!r}, which a file does not hold; "
+                    "set it to numbers or texts"
+                )
 
     def mlir(self, stage: str) -> str:
         """The IR at ``imported``, ``partitioned``, ``scheduled`` or ``linalg``.
