@@ -262,7 +262,7 @@ class FlatModule(torch.nn.Module):
         kept, changed = {(id(a.module), a.name) for a in self.kept.attributes}, containment.changed - plain
         self._ran = seen, changed | (kept - plain)
         python = find_values(self.called, modules, *self._ran)
-        self.python = self.kept.plain.guarded(python, bool(self.kept.first_set))
+        self.python = self.kept.plain.guarded(python, seen, bool(self.kept.first_set))
         self.kept.refuse_plain_in_blocks()
         known = {id(generator) for generator in generators.values()}
         if others := {name: value for name, value in self.python.generators.items() if id(value) not in known}:

@@ -9,7 +9,9 @@ from typing import Any
 
 from retrograd.frontend.python.kept_attributes import Containment, KeptAttribute
 from retrograd.frontend.python.plain_attributes import Stores, is_settled
+from retrograd.frontend.python.python_calls_seen import PythonSeen
 from retrograd.frontend.python.python_contents import EitherOf, as_it_was, is_same_value
+from retrograd.frontend.python.python_functions import Names, is_layer, names_read
 from retrograd.frontend.python.python_places import Place, PythonValues
 
 Key = tuple[int, str]
@@ -59,13 +61,24 @@ class PlainState:
         """They, by the identity of their module, and name."""
         return {_key(kept) for kept, _ in self.found}
 
-    def guarded(self, python: PythonValues, others_read: bool) -> PythonValues:
+    def find_unread(self, seen: PythonSeen) -> list[KeptAttribute]:
+        """Those that no code which ran reads by its name."""
+        if Names(seen.codes, seen.read).reads_all:
+            return []
+        read = seen.read.union(*map(names_read, seen.codes))
+        return [kept for kept, _ in self.found if kept.name not in read and not is_layer(kept.module)]
+
+    def guarded(self, python: PythonValues, seen: PythonSeen, others_read: bool) -> PythonValues:
         """Have the values that are looked at before each call be right behind a call, too.
 
         Where a run does otherwise by what the one before has set, what an attribute was is looked at; where it does
-        not, what it was and what it is set to are one to the program. ``others_read`` says whether attributes that are
-        set to tensors may be what it goes by.
+        not, what it was and what it is set to are one to the program. What no code reads is not looked at.
+        ``others_read`` says whether attributes that are set to tensors may be what it goes by.
         """
+        if not self.found:
+            return python
+        unread = {(id(kept.table), kept.name) for kept in self.find_unread(seen)}
+        python = python.without([place for place in python.places if (id(place.table), place.name) in unread])
         known = {(id(kept.table), kept.name): _key(kept) for kept, _ in self.found}
         named = [place for place in python.places if (id(place.table), place.name) in known]
         changed = [(kept, before) for kept, before in self.found if not is_same_value(self._values[_key(kept)], before)]

@@ -54,13 +54,26 @@ def names_in(code: CodeType, but_of: Collection[CodeType] = ()) -> Iterator[str]
     if code in but_of:
         return
     yield from code.co_names
+    yield from _texts_in(code)
     for constant in code.co_consts:
         if isinstance(constant, CodeType):
             yield from names_in(constant, but_of)
+
+
+def _texts_in(code: CodeType) -> Iterator[str]:
+    for constant in code.co_consts:
         # A pattern of ``match`` has a tuple of them.
         for text in constant if isinstance(constant, tuple) else (constant,):
             if isinstance(text, str) and text.isidentifier():
                 yield text
+
+
+@functools.cache
+def names_read(code: CodeType) -> frozenset[str]:
+    """The names in code, as :func:`names_in`, but for those of attributes that it sets and does not read."""
+    own = {str(i.argval) for i in dis.get_instructions(code) if i.opcode in dis.hasname and i.opname != "STORE_ATTR"}
+    inner = [names_read(part) for part in code.co_consts if isinstance(part, CodeType)]
+    return frozenset(own.union(_texts_in(code), *inner))
 
 
 @functools.cache

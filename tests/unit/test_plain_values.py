@@ -12,6 +12,7 @@ import torch
 
 from retrograd.frontend.python.plain_attributes import has_symbols, is_set_plain, noting_stores
 from retrograd.frontend.python.python_contents import EitherOf, as_it_was, is_same_value
+from retrograd.frontend.python.python_functions import names_read
 
 
 class Sets(torch.nn.Module):
@@ -33,6 +34,16 @@ def test_what_statements_set() -> None:
     assert found == {(id(model), "own")} and torch.nn.Module.__setattr__ is untouched
     model.run()
     assert len(found) == 1
+
+
+def test_names_that_code_reads() -> None:
+    def run(model: Any) -> Any:
+        model.written = model.read
+        model.both = model.both + 1
+        return lambda: getattr(model, "text")  # noqa: B009
+
+    assert {"read", "both", "text", "getattr"} <= names_read(run.__code__)
+    assert "written" not in names_read(run.__code__)
 
 
 class Number(float):
