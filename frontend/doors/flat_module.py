@@ -26,6 +26,7 @@ from retrograd.frontend.hooks.hook_calls import HookCalls
 from retrograd.frontend.hooks.pack_hooks import HookTracker
 from retrograd.frontend.python.argument_answers import Answer, Answers, ToldOfArgument, answering
 from retrograd.frontend.python.argument_functions import is_small
+from retrograd.frontend.python.coins import Coin, returned_coin
 from retrograd.frontend.python.drawn_arrays import without_arrays
 from retrograd.frontend.python.holders import MadeTensors
 from retrograd.frontend.python.kept_attributes import contained, is_read_again
@@ -161,6 +162,8 @@ class FlatModule(torch.nn.Module):
         out_leaves = [*(leaf for _, leaf in keyed), *set_leaves]
         if any(isinstance(leaf, Selection) for leaf in out_leaves):
             raise refusal("a result")
+        if any(isinstance(leaf, Coin) for leaf in out_leaves):
+            raise returned_coin()
         # Kept for the constants among them only: a tensor of the trace must not outlive it.
         self.out_names = ["output" + pytree.keystr(path) for path, _ in keyed] + set_names
         self.out_leaves = [TENSOR if isinstance(leaf, torch.Tensor) else leaf for leaf in out_leaves]

@@ -19,12 +19,16 @@ from typing import Any
 import torch
 from torch.utils import _pytree as pytree
 
+from retrograd.frontend.traceable.masked_selections import Selection
+
 # What holds no tensor, or none that a trace could have made.
 PLAIN = (bool, int, float, complex, str, bytes, enum.Enum, type, type(None), torch.dtype, torch.device, torch.Size)
 # What may hold tensors where no attribute shows them.
 _HIDES_TENSORS = (
     *(types.FunctionType, types.MethodType, types.GeneratorType, types.CoroutineType),
     *(torch.nn.Module, torch.Tensor),
+    # Stands for a tensor: who takes its parts for those of a result would give it to the user.
+    Selection,
 )
 _ITEMS = (dict, list, tuple)
 

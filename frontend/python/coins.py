@@ -79,6 +79,14 @@ class Coin:
     __pow__ = __rpow__ = __mod__ = __floordiv__ = __neg__ = __abs__ = __reduce_ex__ = __str__ = __format__ = _refuse
 
 
+def returned_coin() -> CaptureError:
+    """Make the error for a model that returns such a number, which would be the same at each call."""
+    return CaptureError(
+        "the model returns a number that was drawn from Python's random numbers",
+        "draw it outside of the model and pass it as an argument",
+    )
+
+
 def coin_of(function: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Coin | None:
     """Give what stands for the number that such a call draws; ``None`` where its bounds are not known."""
     least, most, can_be_most = _COINS[function]

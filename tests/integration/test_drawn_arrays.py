@@ -280,3 +280,12 @@ def test_coins_that_decide_nothing_are_drawn_and_others_refused() -> None:
     model.layerdrop = 0.5
     with pytest.raises(DrawnError, match="Python's random"):
         compiled(x)
+
+
+def test_a_coin_that_is_returned_is_refused() -> None:
+    def draw(x: Tensor) -> tuple[Tensor, float]:
+        drawn = random.random()
+        return (x.sin() if drawn >= 0.0 else x), drawn
+
+    with pytest.raises(DrawnError, match="Python's random"):
+        retrograd.compile_backward(draw, (torch.randn(2, requires_grad=True),), cache=False)

@@ -124,3 +124,15 @@ def test_contrastive_loss() -> None:
     torch.testing.assert_close(found, expected)
     for ours, eager in zip(torch.autograd.grad(found, args), torch.autograd.grad(expected, args), strict=True):
         torch.testing.assert_close(ours, eager)
+
+
+def test_a_selection_of_unknown_size_is_no_result() -> None:
+    """Of a mask that the model wrote to; what stands for ``x[mask]`` while it is traced was given to the user."""
+
+    def choose(x: Tensor, mask: Tensor) -> Tensor:
+        mask.logical_not_()
+        return x[mask].sin()
+
+    x, mask = torch.randn(4, 3, requires_grad=True), torch.tensor([True, False, True, True])
+    with pytest.raises(retrograd.CaptureError, match="a result, where the size of x\\[mask\\]"):
+        retrograd.compile_backward(choose, (x, mask), cache=False)
