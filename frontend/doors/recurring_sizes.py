@@ -26,6 +26,8 @@ _LOG = logging.getLogger(__name__)
 COMINGS = 3
 # As many as Dynamo compiles of a function (`torch._dynamo.config.recompile_limit`).
 MOST_SIZES = 8
+# Of so many sizes it is counted how often they came.
+MOST_COUNTED = 4096
 
 Compile = Callable[[torch.fx.GraphModule, Sequence[Any]], Callable[..., Any]]
 
@@ -48,6 +50,8 @@ class RecurringSizes:
         )
         call = self._calls.get(key)
         if call is None and len(self._calls) < MOST_SIZES and not any(isinstance(a, FakeTensor) for a in arguments):
+            if len(self._met) >= MOST_COUNTED and key not in self._met:
+                self._met.clear()
             self._met[key] += 1
             if self._met[key] >= COMINGS:
                 call = self._compile(key, arguments)

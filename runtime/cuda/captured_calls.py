@@ -254,7 +254,3 @@ class CapturedCall:
         addresses = [t.data_ptr() for t in given]
         self._capture = _Capture(recording, self._recorder.stream(), addresses, copies, given)
         return self._capture
-
-
-def _form(tensor: Tensor) -> tuple[object, ...]:
-    return tuple(tensor.shape), tensor.stride(), tensor.dtype
