@@ -36,9 +36,15 @@ class PlainState:
 
     def take(self, containment: Containment) -> list[tuple[KeptAttribute, Any]]:
         """Note what the model has set."""
-        found = containment.take_plain(self.stores)
+        does_more = containment.does_more()
+        found = [] if does_more else containment.take_plain(self.stores)
+        if does_more:
+            self.left = [
+                f"{kept.qualified} is set beside hooks, modules or objects, which no call makes"
+                for kept, _ in containment.take_plain(self.stores)
+            ]
         self.found = [pair for pair in found if self._same is None or _key(pair[0]) in self._same]
-        if self._same is None:
+        if self._same is None and not does_more:
             self.left = [f"{name} depends on an open size" for name in containment.find_open()]
         self._values, self._others = {_key(kept): as_it_was(kept.value) for kept, _ in self.found}, {}
         return self.found

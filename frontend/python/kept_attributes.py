@@ -69,6 +69,7 @@ class Containment:
     changed: set[tuple[int, str]]
     _before: Sequence[tuple[str, torch.nn.Module, Mapping[str, Mapping[str, Any]]]]
     _known: set[int]
+    _hooks: Mapping[tuple[int, str], tuple[Any, ...]] = field(default_factory=dict)
     _taken: set[tuple[int, str]] = field(default_factory=set)
 
     def take(self) -> list[tuple[KeptAttribute, Any]]:
@@ -90,6 +91,19 @@ class Containment:
             and not tensors_in(before)
             and is_set_plain(value, before, (id(kept.module), kept.name) in stores)
         ]
+
+    def does_more(self) -> bool:
+        """Whether the model registers hooks or modules, or sets attributes to objects, which no program does: a flag
+        that says so would stand for what is not there."""
+        modules = [module for _, module, _ in self._before]
+        if _hooks_of(modules) != self._hooks:
+            return True
+        if any(module._modules.keys() != tables["_modules"].keys() for _, module, tables in self._before):
+            return True
+        return any(
+            value is not before and not (is_set_plain(value, before, False) or tensors_in(value) or has_symbols(value))
+            for _, value, before in self._own()
+        )
 
     def find_open(self) -> list[str]:
         """The attributes that are set to what depends on an open size, of which no program has a value."""
@@ -172,7 +186,7 @@ def contained(model: torch.nn.Module | None, place_of: Callable[[torch.Tensor], 
     state = [t for _, module in modules for t in (*module._parameters.values(), *module._buffers.values())]
     known = {id(t) for t in (*state, *(t for _, m in modules for t in _attribute_tensors(m).values()))}
     with restored(model) as changed:
-        containment = Containment(changed, before, known)
+        containment = Containment(changed, before, known, _hooks_of([module for _, module in modules]))
         yield containment
         containment.refuse_rest(place_of)
 
@@ -239,6 +253,16 @@ def _is_kept(value: Any, before: Any) -> bool:
     return bool(tensors_in(value) or tensors_in(before)) and all(
         isinstance(leaf, torch.Tensor) or leaf is None or is_plain(leaf) for leaf in leaves
     )
+
+
+def _hooks_of(modules: Sequence[torch.nn.Module]) -> dict[tuple[int, str], tuple[Any, ...]]:
+    """The keys of the hooks of modules, by the identity of a module, and the name of the dict."""
+    return {
+        (id(module), name): tuple(value)
+        for module in modules
+        for name, value in vars(module).items()
+        if name.endswith("_hooks") and isinstance(value, dict)
+    }
 
 
 def _attribute_tensors(module: torch.nn.Module) -> dict[str, torch.Tensor]:

@@ -287,9 +287,9 @@ def test_a_recording_copies_gradients_for_hooks_alone(monkeypatch: pytest.Monkey
     """Without any, one set of them is all that the first step takes besides what eager has."""
     kept: list[dict[int, list[torch.Tensor]]] = []
 
-    def watch(*arguments: Any) -> Rehearsed:
+    def watch(*arguments: Any, **options: Any) -> Rehearsed:
         kept.append(arguments[2].gradients)
-        return rehearse(*arguments)
+        return rehearse(*arguments, **options)
 
     monkeypatch.setattr("retrograd.frontend.autograd.steps.compilation.rehearse", watch)
     for hooked in (False, True):
