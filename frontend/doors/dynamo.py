@@ -51,7 +51,7 @@ from retrograd.frontend.python.source_locations import (
     shared_memory_error,
     source_place,
 )
-from retrograd.frontend.sizes.size_nodes import SYMBOLIC
+from retrograd.frontend.sizes.size_nodes import find_symbolic, has_open_sizes
 from retrograd.frontend.traceable.portable_ops import portable_ops
 from retrograd.frontend.verification.as_traced import AsTraced, OtherThanTraced
 
@@ -85,13 +85,13 @@ def compile_with_dynamo(
     if left is not None:
         _LOG.warning("run in eager: %s", left)
         return graph_module.forward
-    if _open_symbols(example_inputs) and _are_on_cuda(example_inputs):
+    if has_open_sizes(example_inputs) and _are_on_cuda(example_inputs):
         return _take_sizes_by_themselves(
             graph_module, example_inputs, partial(compile_with_dynamo, build=build, in_budget=in_budget)
         )
     peak = eager_peak_of_graph(graph_module, example_inputs) if in_budget else None
     try:
-        if _open_symbols(example_inputs):
+        if has_open_sizes(example_inputs):
             try:
                 return _compile(graph_module, example_inputs, build, peak)
             except (_Refused, CaptureError) as refused:
@@ -281,8 +281,8 @@ def specialize_sizes(inputs: Sequence[Any]) -> None:
     recompilation.
     """
     # By name before the guards: a number is all that is left of them after.
-    symbols = {str(value): value for value in _symbolic(inputs) if value.node.expr.is_symbol}
-    for value in _symbolic(inputs):
+    symbols = {str(value): value for value in find_symbolic(inputs) if value.node.expr.is_symbol}
+    for value in find_symbolic(inputs):
         to_number(value)
     if symbols:
         _LOG.warning(
@@ -291,21 +291,8 @@ def specialize_sizes(inputs: Sequence[Any]) -> None:
         )
 
 
-def _symbolic(inputs: Sequence[Any]) -> list[Any]:
-    """The symbolic numbers among inputs and among what describes tensors."""
-    values: list[Any] = []
-    for value in inputs:
-        tensor = isinstance(value, torch.Tensor)
-        values += [*value.shape, *value.stride(), value.storage_offset()] if tensor else [value]
-    return [value for value in values if isinstance(value, SYMBOLIC)]
-
-
 def _are_on_cuda(inputs: Sequence[Any]) -> bool:
     return any(isinstance(value, Tensor) and value.device.type == "cuda" for value in inputs)
-
-
-def _open_symbols(inputs: Sequence[Any]) -> bool:
-    return any(not value.node.expr.is_number for value in _symbolic(inputs))
 
 
 def _check_sizes(inputs: Sequence[Any]) -> None:
@@ -314,7 +301,7 @@ def _check_sizes(inputs: Sequence[Any]) -> None:
     Raises:
         CaptureError: a size that depends on the data.
     """
-    for value in _symbolic(inputs):
+    for value in find_symbolic(inputs):
         try:
             if isinstance(value, torch.SymInt) and not free_unbacked_symbols(value):
                 continue

@@ -36,13 +36,10 @@ class PlainState:
 
     def take(self, containment: Containment) -> list[tuple[KeptAttribute, Any]]:
         """Note what the model has set."""
-        does_more = containment.does_more()
-        found = [] if does_more else containment.take_plain(self.stores)
-        if does_more:
-            self.left = [
-                f"{kept.qualified} is set beside hooks, modules or objects, which no call makes"
-                for kept, _ in containment.take_plain(self.stores)
-            ]
+        found = containment.take_plain(self.stores)
+        if does_more := containment.does_more():
+            beside = "is set beside hooks, modules or objects, which no call makes"
+            self.left, found = [f"{kept.qualified} {beside}" for kept, _ in found], []
         self.found = [pair for pair in found if self._same is None or _key(pair[0]) in self._same]
         if self._same is None and not does_more:
             self.left = [f"{name} depends on an open size" for name in containment.find_open()]

@@ -19,7 +19,7 @@ from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensor
 
 from retrograd.frontend.doors.deferred_code import make_graph_module
-from retrograd.frontend.sizes.size_nodes import SYMBOLIC
+from retrograd.frontend.sizes.size_nodes import has_open_sizes
 
 _LOG = logging.getLogger(__name__)
 # A size is compiled for when it comes for this time: training compiles for a minute then.
@@ -37,7 +37,7 @@ class RecurringSizes:
 
     def __init__(self, graph_module: torch.fx.GraphModule, inputs: Sequence[Any], compile_fixed: Compile) -> None:
         self._module, self._compile_fixed = graph_module, compile_fixed
-        self._open = [place for place, value in enumerate(inputs) if _is_open(value)]
+        self._open = [place for place, value in enumerate(inputs) if has_open_sizes([value])]
         self._numbers = [place for place in self._open if not isinstance(inputs[place], Tensor)]
         self._met: Counter[Hashable] = Counter()
         self._calls: dict[Hashable, Callable[..., Any]] = {}
@@ -89,8 +89,3 @@ class RecurringSizes:
             else:
                 made[node] = graph.node_copy(node, made.__getitem__)
         return make_graph_module(self._module, graph)
-
-
-def _is_open(value: Any) -> bool:
-    numbers = [*value.shape, *value.stride()] if isinstance(value, Tensor) else [value]
-    return any(isinstance(n, SYMBOLIC) and not n.node.expr.is_number for n in numbers)

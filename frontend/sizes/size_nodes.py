@@ -24,6 +24,20 @@ SYMBOLIC = (torch.SymInt, torch.SymFloat, torch.SymBool)
 SIZE = "retrograd_size"
 
 
+def find_symbolic(inputs: Sequence[Any]) -> list[Any]:
+    """Find the symbolic numbers among inputs and among what describes tensors."""
+    values: list[Any] = []
+    for value in inputs:
+        tensor = isinstance(value, torch.Tensor)
+        values += [*value.shape, *value.stride(), value.storage_offset()] if tensor else [value]
+    return [value for value in values if isinstance(value, SYMBOLIC)]
+
+
+def has_open_sizes(inputs: Sequence[Any]) -> bool:
+    """Whether any of these numbers is open."""
+    return any(not value.node.expr.is_number for value in find_symbolic(inputs))
+
+
 def share_sizes(graph_module: torch.fx.GraphModule, names: Mapping[sympy.Symbol, str]) -> None:
     """Work out every number of the graph from one node for each symbol, in place.
 

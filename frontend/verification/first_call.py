@@ -276,7 +276,7 @@ class FirstCall:
             return given
         if message is None or shared is None:
             self.forwards.forget()
-            if message is None and difference is not None and not _is_finite(eager[difference.place]):
+            if message is None and difference is not None and not are_finite([eager[difference.place]]):
                 self.care.remember()
                 self._settle(compiled, f"{self._verified}, from the inputs")
                 return results
@@ -380,10 +380,6 @@ class FirstCall:
 
 def _raise(error: Exception, _tensors: Any) -> Any:
     raise error
-
-
-def _is_finite(value: Any) -> bool:
-    return not isinstance(value, Tensor) or bool(value.isfinite().all())
 
 
 def _copy(values: Sequence[Any]) -> Any:

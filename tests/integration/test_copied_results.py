@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 from test_autograd import run_in_threads
-from test_donated_residuals import GIVEN, lower_kept
+from test_donated_residuals import GIVEN, giving_nothing_up
 from test_shorter_lifetimes import LOSSES, Deep, gradients
 from torch import Tensor
 
@@ -41,8 +41,7 @@ def step(model: Deep, x: Tensor) -> CompiledBackward:
 @pytest.fixture(scope="module")
 def whole(model: Deep, x: Tensor) -> CompiledBackward:
     """A step that gives nothing up."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("retrograd.pipelines.stages.staged.lower_to_linalg", lower_kept)
+    with giving_nothing_up():
         return retrograd.compile_backward(model, (x,), **GIVEN, cache=False)
 
 

@@ -6,7 +6,8 @@ not, and what anybody else may see of them is as it was."""
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
@@ -49,6 +50,14 @@ def step(model: Deep, x: Tensor) -> CompiledBackward:
     return retrograd.compile_backward(model, (x,), **GIVEN)
 
 
+@contextmanager
+def giving_nothing_up() -> Iterator[None]:
+    """Have what is compiled while this is open give nothing up."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("retrograd.pipelines.stages.staged.lower_to_linalg", lower_kept)
+        yield
+
+
 def lower_kept(*given: Any, **more: Any) -> str:
     """Lower as ``lower_to_linalg`` does, with nothing given up."""
     return lower_to_linalg(*given, **{**more, "donating": False})
@@ -58,8 +67,7 @@ def lower_kept(*given: Any, **more: Any) -> str:
 def kept(model: Deep, x: Tensor) -> tuple[CompiledBackward, dict[str, list[Tensor]]]:
     """A step that gives nothing up, and its gradients: a backward of other outputs than a loss's is compiled when it is
     called."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("retrograd.pipelines.stages.staged.lower_to_linalg", lower_kept)
+    with giving_nothing_up():
         step = retrograd.compile_backward(model, (x,), **GIVEN, cache=False)
         return step, {name: gradients(model, loss(step(x))) for name, loss in LOSSES.items()}
 

@@ -15,7 +15,7 @@ import pytest
 import torch
 from models import MODELS
 from test_autograd import run_in_threads
-from test_donated_residuals import GIVEN, lower_kept
+from test_donated_residuals import GIVEN, giving_nothing_up
 from test_shorter_lifetimes import LOSSES, Deep, gradients
 from torch import Tensor
 
@@ -48,8 +48,7 @@ def step(model: Deep, x: Tensor) -> CompiledBackward:
 @pytest.fixture(scope="module")
 def kept(model: Deep, x: Tensor) -> tuple[CompiledBackward, dict[str, list[Tensor]]]:
     """A step that gives nothing up, and its gradients."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("retrograd.pipelines.stages.staged.lower_to_linalg", lower_kept)
+    with giving_nothing_up():
         step = retrograd.compile_backward(model, (x,), **GIVEN, cache=False)
         return step, {name: gradients(model, loss(step(x))) for name, loss in LOSSES.items()}
 
